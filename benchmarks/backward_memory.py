@@ -52,7 +52,8 @@ def main() -> int:
 
 
 def measure(problem: str, length: int) -> tuple[int, float]:
-    """Bytes of the first forward and backward call together, compiling included, and the second's seconds."""
+    """The memory in bytes of the first forward and backward call together, including compilation, and the seconds of
+    the second."""
     run = bind(problem, length)
     grown = memory.growth(run, first=True)
     start = time.perf_counter()

@@ -18,7 +18,7 @@ class Group:
 
 
 def draw(path: Path, title: str, unit: str, contenders: Sequence[str], groups: Sequence[Group]) -> None:
-    """Writes the same file for the same values."""
+    """Writes the same file whenever the values are the same."""
     try:
         import matplotlib
     except ImportError as error:

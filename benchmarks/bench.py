@@ -1,4 +1,4 @@
-"""Flashlift beside its peers on this machine's CPU: speed and temporary memory, all in one process.
+"""Compares Flashlift with other libraries on this machine's CPU: speed and temporary memory, all in one process.
 
 `make bench`, or `python benchmarks/bench.py [--json] [--seconds S] [--only WORD] [--output FILE.md] [--record MACHINE]
 [--plot FILE.svg]`.
@@ -124,7 +124,7 @@ TITLES = {
 
 
 def record(options: argparse.Namespace, limits: hardware.Limits, parts: dict[str, list[Row]]) -> None:
-    """What --record and --plot ask for."""
+    """Does what --record and --plot request."""
     run = recorded.Run()
     for name, rows in parts.items():
         for case, found in by_case(rows).items():
@@ -208,9 +208,9 @@ def run_all(
 
 
 def measure(group: list[Contender], seconds: float) -> list[float]:
-    """Median seconds of each, run in turns so that the machine's moods meet all of them.
+    """Median seconds of each, measured in turns so that changes of the machine's speed affect all.
 
-    In another order each round: what runs right after XLA has given a gigabyte back to the system is slowed by it.
+    The order changes in each round: what runs right after XLA has returned a gigabyte to the system is slower.
     """
     samples: list[list[float]] = [[] for _ in group]
     order = np.random.default_rng(1)

@@ -1,4 +1,4 @@
-"""Flashlift and its peers, each as a function of no arguments that runs one attention once."""
+"""Flashlift and its competitors, each as a function without arguments that runs one attention once."""
 
 import math
 import os
@@ -22,7 +22,7 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 @dataclass(frozen=True)
 class Case:
-    """One attention, [batch 1, heads, length, depth]: of a sequence with itself, or of few queries with many keys."""
+    """One attention, [batch 1, heads, length, depth]: a sequence with itself, or few queries with many keys."""
 
     heads: int
     length: int
@@ -52,7 +52,7 @@ class Case:
 
     @property
     def flops(self) -> float:
-        """Of the scores that are kept, so that a masked problem is not flattered."""
+        """Counts only scores that are kept, so that masked problems do not look faster than they are."""
         kept = float(self.queries) * self.length if self.queries else MODS[self.mod].kept(self.length)
         products = 5 if self.backward else 2
         return 2.0 * products * self.heads * self.depth * kept
@@ -114,7 +114,7 @@ class Contender:
 
 
 class Inputs:
-    """The same numbers for everyone."""
+    """The same numbers for all contenders."""
 
     def __init__(self, case: Case) -> None:
         random = np.random.default_rng(1)
@@ -127,7 +127,7 @@ class Inputs:
         )
 
     def reference(self, case: Case) -> dict[str, golden.Reference]:
-        """What every contender's results are judged by."""
+        """The results with which every contender's are compared."""
         global N
         N = case.length
         mod = MODS[case.mod]
@@ -226,7 +226,7 @@ def torch_contender(name: str, function: Callable[[], torch.Tensor], start: floa
 
 
 def jax_attention(q: jax.Array, k: jax.Array, v: jax.Array, causal: bool) -> jax.Array:
-    """Attention as anyone would write it, [batch, heads, length, depth]."""
+    """Attention in plain JAX, as anyone would write it: [batch, heads, length, depth]."""
     group = q.shape[1] // k.shape[1]
     k, v = (jnp.repeat(array, group, axis=1) if group > 1 else array for array in (k, v))
     scores = jnp.einsum("bhqd,bhkd->bhqk", q, k) / math.sqrt(q.shape[-1])
@@ -237,7 +237,7 @@ def jax_attention(q: jax.Array, k: jax.Array, v: jax.Array, causal: bool) -> jax
 
 
 def with_xla(case: Case, inputs: Inputs, threads: int) -> list[Contender]:
-    """XLA's own compilation of a module, and the same module with its attention fused."""
+    """A module compiled by XLA alone, and the same module with its attention fused."""
     arrays = [jnp.asarray(array) for array in (inputs.q, inputs.k, inputs.v)]
     causal = case.mod == "causal"
 

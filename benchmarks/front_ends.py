@@ -1,4 +1,4 @@
-"""Each front end beside flashlift.compile of the same call, in one process.
+"""Compares each front end with flashlift.compile of the same call, in one process.
 
     python benchmarks/front_ends.py [--device cpu|cuda] [--lengths 1024 8192] [--json FILE]
         [--record MACHINE] [--plot FILE.svg]
@@ -26,7 +26,7 @@ MASKS = {"full": (None, ""), "causal": (lambda b, h, q, kv: q >= kv, " causal")}
 
 
 def milliseconds(call, device, calls):
-    """Of one call, of `calls` one after the other: on a GPU the host runs ahead, as it does in a model."""
+    """The time of one of `calls` successive calls: on a GPU the host runs ahead, as it does in a model."""
     if device == "cuda":
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         call()
@@ -43,7 +43,7 @@ def milliseconds(call, device, calls):
 
 
 def jax_call(tensors, words, device):
-    """A call of the JAX front end, and its result as a tensor; None where there is no JAX for the device."""
+    """A call of the JAX front end, and its result as a tensor; None if JAX does not support the device."""
     try:
         import jax
         import jax.numpy as jnp

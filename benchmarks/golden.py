@@ -1,4 +1,4 @@
-"""What every kernel of a benchmark is judged by: attention in float64, and unfused in the inputs' own type."""
+"""References for judging the kernels of a benchmark: attention in float64, and unfused in the inputs' own type."""
 
 import math
 import sys
@@ -35,7 +35,8 @@ class Reference:
 
 @dataclass(frozen=True)
 class Attention:
-    """Inputs [batch, heads, length, depth] and the mods, which see indices that broadcast over a part of the plane."""
+    """Inputs [batch, heads, length, depth] and the mods, whose indices are arrays that broadcast over a part of the
+    plane."""
 
     q: torch.Tensor
     k: torch.Tensor
@@ -113,7 +114,8 @@ def backward(attention: Attention, d_out: torch.Tensor) -> dict[str, Reference]:
 
 
 class Part:
-    """Some queries of a head: in float64, or in float32 with what a framework stores rounded to the inputs' type."""
+    """Some queries of a head: in float64, or in float32 with the tensors that a framework stores rounded to the inputs'
+    type."""
 
     def __init__(self, attention: Attention, b: int, h: int, g: int, rows: slice, dtype: torch.dtype) -> None:
         self.stored = attention.q.dtype if dtype == torch.float32 else dtype
@@ -169,7 +171,7 @@ class Part:
 
 
 def complaints(results: dict[str, dict[str, torch.Tensor]], references: dict[str, Reference]) -> list[str]:
-    """What is wrong with the results of a case: for each kernel, its tensors by the names of the references."""
+    """The errors in the results of a case: for each kernel, its tensors by the names of the references."""
     wrong = []
     for kernel, tensors in results.items():
         for name, reference in references.items():
@@ -180,7 +182,7 @@ def complaints(results: dict[str, dict[str, torch.Tensor]], references: dict[str
 
 
 class Verdict:
-    """Of a whole run: prints what is wrong, and makes the exit code of it."""
+    """The verdict of a whole run: prints the errors, and turns them into the exit code."""
 
     def __init__(self) -> None:
         self.wrong = 0

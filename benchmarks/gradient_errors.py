@@ -1,4 +1,4 @@
-"""How exact f32 attention and its gradients are beside eager JAX, both held against float64.
+"""Compares the errors of f32 attention and its gradients with those of eager JAX, both against float64.
 
 benchmarks/gradient_errors.py [--cases 200] [--seed 1]
 

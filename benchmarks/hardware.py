@@ -1,4 +1,4 @@
-"""What this machine can do at most; see hardware.cpp."""
+"""Measures the limits of this machine; see hardware.cpp."""
 
 import ctypes
 import os

@@ -24,7 +24,7 @@ BATCH, LENGTH, HEADS, KV_HEADS, DEPTH = 1, 1024, 8, 2, 64
 
 
 def exact(q, k, v, causal=False, sliding_window=None, logits_soft_cap=None, softmax_aux=None):
-    """In float64 and plain numpy."""
+    """The result in float64, in plain numpy."""
     q, k, v = (np.asarray(one, np.float64) for one in (q, k, v))
     k, v = (np.repeat(one, HEADS // KV_HEADS, axis=2) for one in (k, v))
     s = np.einsum("bqhd,bkhd->bhqk", q, k) / np.sqrt(DEPTH)

@@ -1,4 +1,4 @@
-"""Reads a large portable artifact, and says what that takes.
+"""Reads a large portable artifact, and prints the time and memory that this takes.
 
 benchmarks/large_module.py [--megabytes 100] [--of weights|operations] [--keep FILE]
 benchmarks/large_module.py --of perceptron [--layers 12] [--keep FILE]
@@ -51,7 +51,7 @@ def with_operations(megabytes):
 
 
 def perceptron(layers):
-    """The gradient's module: GELU, residuals, normalisation, and the loss of a classifier."""
+    """The module of a gradient: GELU, residuals, normalisation, and the loss of a classifier."""
 
     def loss(weights, x, labels):
         for first, second in weights:
@@ -71,7 +71,7 @@ def artifact(model):
 
 
 def measure(path):
-    """Seconds of the processor and the peak of memory in MB of `flashlift fuse`."""
+    """The processor time in seconds and the peak memory in MB of `flashlift fuse`."""
     out = path.with_suffix(".fused")
     code = (
         "import resource, subprocess, sys\n"

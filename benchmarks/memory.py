@@ -1,4 +1,4 @@
-"""How much memory a call takes at its peak, as the system sees it."""
+"""Measures the peak memory of a call, as the system reports it."""
 
 import ctypes
 from collections.abc import Callable

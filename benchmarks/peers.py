@@ -1,4 +1,4 @@
-"""Flashlift beside the attention of inference engines, those of them that are installed, in one process.
+"""Compares Flashlift with the attention of those inference engines that are installed, in one process.
 
     make bench-peers        or        python benchmarks/peers.py [--json] [--seconds S] [--only WORD] [--output FILE.md]
 
@@ -112,7 +112,8 @@ def with_openvino(case: Case, inputs: Inputs, threads: int) -> Contender | None:
 
 
 def with_vllm(case: Case, inputs: Inputs, threads: int) -> Contender | None:
-    """vLLM's operator on pages of keys and values, of a sequence whose cache is written; [length, heads, depth]."""
+    """vLLM's operator on pages of keys and values, for a sequence whose cache is already written; [length, heads,
+    depth]."""
     del threads  # torch's
     if case.mod not in ("full", "causal"):
         return None
@@ -145,7 +146,7 @@ def with_vllm(case: Case, inputs: Inputs, threads: int) -> Contender | None:
 
 @functools.cache
 def _vllm_operators() -> object:
-    """The operators alone: vllm itself imports a serving engine. One library for each instruction set."""
+    """Loads the operators alone: importing vllm imports a serving engine. One library for each instruction set."""
     folder = Path(importlib.util.find_spec("vllm").submodule_search_locations[0])
     wanted = {"AVX512": "_C_AVX512", "AVX2": "_C_AVX2"}.get(torch.backends.cpu.get_cpu_capability(), "_C")
     torch.ops.load_library(next(folder.glob(f"{wanted}.*so")))

@@ -1,4 +1,5 @@
-"""What a benchmark measured, as a run in benchmarks/results (`--record MACHINE`) or as a plot (`--plot FILE.svg`).
+"""Stores the results of a benchmark, as a run in benchmarks/results (`--record MACHINE`) or as a plot (`--plot
+FILE.svg`).
 
 recorded.add_options(parser)
 run = recorded.Run()
@@ -40,7 +41,7 @@ class Table:
     rows: list[dict] = field(default_factory=list)
 
     def add(self, problem: str, variant: str, values: Mapping[str, float]) -> None:
-        """variant: what shares a row of a document with others of the same problem, such as "full" and "causal"."""
+        """variant: distinguishes rows for the same problem in a document's table, such as "full" and "causal"."""
         self.rows.append({"problem": problem, "variant": variant, "values": dict(values)})
 
     @property
@@ -58,11 +59,11 @@ class Run:
         self._tables: dict[str, Table] = {}
 
     def table(self, name: str, title: str, unit: str, better: str = "higher") -> Table:
-        """The table of this name, made when it is first asked for."""
+        """The table of this name, created when it is first requested."""
         return self._tables.setdefault(name, Table(title, unit, better))
 
     def finish(self, options: argparse.Namespace, software: Mapping[str, str], hardware: str) -> None:
-        """Writes what the options ask for."""
+        """Writes what the options request."""
         tables = {name: table for name, table in self._tables.items() if table.rows}
         if options.record:
             path = self._record(tables, options.record, software, hardware)

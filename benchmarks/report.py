@@ -1,4 +1,4 @@
-"""The tables and plots of the documents, made from benchmarks/results/*.json.
+"""Generates the tables and plots of the documents from benchmarks/results/*.json.
 
     python benchmarks/report.py             write the tables into the documents
     python benchmarks/report.py --check     only say which are not up to date, tables and plots
@@ -36,7 +36,7 @@ RECORD = re.compile(r"^## (.+?)\n(.*?)^\*\*Verdict:\*\* (.+?)\.$", re.MULTILINE 
 
 @dataclass(frozen=True)
 class Plot:
-    """Bars of one table: a group for each of the problems, a bar for each contender."""
+    """Bars of one table: a group for each problem, a bar for each contender."""
 
     path: str
     title: str
@@ -89,7 +89,7 @@ def load(result: str) -> dict:
 
 
 def rows_of(table: dict, problems: Sequence[str]) -> dict[str, dict[str, dict]]:
-    """Of each problem, in the order asked for: its values by variant and contender."""
+    """The values of each problem, in the requested order, by variant and contender."""
     found: dict[str, dict[str, dict]] = {one: {} for one in problems}
     for row in table["rows"]:
         if not problems or row["problem"] in found:
@@ -101,7 +101,7 @@ def rows_of(table: dict, problems: Sequence[str]) -> dict[str, dict[str, dict]]:
 
 
 def markdown(result: str, table_name: str, problems: Sequence[str]) -> str:
-    """A table, with the run that it is from under it."""
+    """A table, followed by the run that it comes from."""
     run = load(result)
     table = run["tables"][table_name]
     lines = [
@@ -122,7 +122,7 @@ def _joined(values: Sequence[float | None]) -> str:
 
 
 def updated(document: Path) -> str:
-    """The text of a document with its tables as they are now."""
+    """The text of a document with up-to-date tables."""
     link = "../" * (len(document.relative_to(ROOT).parts) - 1)
 
     def fill(match: re.Match) -> str:
@@ -166,7 +166,7 @@ def index_of_lessons() -> str:
 
 
 def _anchor(title: str) -> str:
-    """As GitHub makes them of headings."""
+    """The anchor of a heading, as GitHub makes it."""
     return re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
 
 
@@ -177,7 +177,7 @@ def groups_of(plot: Plot) -> tuple[dict, list[bars.Group]]:
 
 
 def digest(plot: Plot) -> str:
-    """What a plot is made of, as a hash, which the file carries."""
+    """A hash of a plot's data, which the file contains."""
     table, groups = groups_of(plot)
     text = json.dumps([plot.title, table["unit"], table["contenders"], [[one.name, one.values] for one in groups]])
     return hashlib.sha256(text.encode()).hexdigest()[:16]
@@ -192,7 +192,7 @@ def draw(plot: Plot) -> None:
 
 
 def stale() -> list[str]:
-    """The documents and plots that do not say what the results say."""
+    """The documents and plots that differ from the results."""
     found = [str(one.relative_to(ROOT)) for one in DOCUMENTS if updated(one) != one.read_text()]
     for plot in PLOTS:
         path = ROOT / plot.path

@@ -1,4 +1,4 @@
-"""flashlift.torch.flex_attention beside PyTorch's compiled flex_attention, in one process, interleaved.
+"""Compares flashlift.torch.flex_attention with PyTorch's compiled flex_attention, in one process, interleaved.
 
     python benchmarks/torch_flex.py [--mods NAME...] [--dtypes float32 bfloat16] [--length 2048] [--json FILE]
     python benchmarks/torch_flex.py --device cuda --dtypes bfloat16 --heads 32 --length 8192 --depth 128

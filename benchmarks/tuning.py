@@ -1,4 +1,4 @@
-"""What tuning gains over the heuristics, and whether another process takes what was found.
+"""Measures the gain of tuning over the heuristics, and checks that another process uses the results.
 
     python benchmarks/tuning.py [--device cpu|cuda] [--seconds 3] [--record MACHINE] [--plot FILE.svg]
 

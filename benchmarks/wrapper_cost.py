@@ -1,4 +1,4 @@
-"""What libflashlift_pjrt adds to compiling modules without attention.
+"""Measures the time that libflashlift_pjrt adds to compiling modules without attention.
 
     build/venv/bin/python benchmarks/wrapper_cost.py [--rounds 9] [--plugin FILE] [--only WORD] [--megabytes 100]
 
@@ -39,7 +39,7 @@ def cross_entropy(logits, labels):
 
 
 def classifier():
-    """A linear classifier's gradient: an exponential that is summed, between two products."""
+    """The gradient of a linear classifier: an exponential and its sum, between two products."""
 
     def loss(w, x, labels):
         return cross_entropy(x @ w, labels)
@@ -66,7 +66,7 @@ def mlp():
 
 
 def convolution():
-    """Six convolutions with a residual each, batch statistics and a classifier: their gradient."""
+    """Six convolutions, each with a residual, batch statistics and a classifier: their gradient."""
 
     def loss(weights, head, x, labels):
         for w in weights:
@@ -82,7 +82,7 @@ def convolution():
 
 
 def recurrent():
-    """A GRU over a sequence with a classifier of each step: its gradient."""
+    """A GRU over a sequence, with a classifier for each step: its gradient."""
 
     def loss(w, u, head, x, labels):
         def cell(h, xt):
@@ -102,7 +102,7 @@ def recurrent():
 
 
 def with_weights(megabytes):
-    """A classifier with its weights in the module."""
+    """A classifier whose weights are constants of the module."""
     rng = np.random.default_rng(0)
     weights = [rng.standard_normal((512, 512)).astype(np.float32) for _ in range(megabytes)]
 
@@ -119,7 +119,7 @@ def small():
 
 
 def modules(megabytes):
-    """Name to what makes the module."""
+    """For each name, the function that makes the module."""
     return {
         "small": small,
         "classifier's gradient": classifier,
@@ -134,7 +134,7 @@ def modules(megabytes):
 
 
 def as_jax_sends_it(lowered):
-    """As a portable artifact, without CHLO's operations, which these do not have."""
+    """A portable artifact, without CHLO's operations, which these modules do not contain."""
     version = stablehlo.get_current_version()
     return _jax.mlir.serialize_portable_artifact(lowered.as_text(), version, True)
 
@@ -157,7 +157,7 @@ def seconds_of_compile(client, program):
 
 
 def measure(clients, report, program, rounds):
-    """Seconds of each contender, and of the search within the wrapper."""
+    """The seconds of each contender, and of the search inside the wrapper."""
     found = {name: [] for name in clients}
     searched = []
     for i in range(rounds + 1):

@@ -13,7 +13,7 @@ std::string draw_bars(std::string_view title, const std::vector<Bar>& bars) {
   constexpr double kTop = 52;
   constexpr double kLongest = 560;
   constexpr double kLabel = 260;
-  constexpr double kPitch = 46;  // from one bar to the next
+  constexpr double kPitch = 46;  // distance from one bar to the next
   double largest = 0;
   for (const Bar& bar : bars) {
     largest = std::max(largest, bar.value);

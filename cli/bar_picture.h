@@ -1,4 +1,4 @@
-// Speeds as bars: the picture of `flashlift bench --plot`.
+// Draws speeds as bars, for `flashlift bench --plot`.
 #pragma once
 
 #include <string>
@@ -10,10 +10,10 @@ namespace flashlift::cli {
 struct Bar {
   std::string name;   // above the bar
   double value = 0;   // its length
-  std::string label;  // behind it
+  std::string label;  // after the bar
 };
 
-// An SVG picture.
+// Returns an SVG picture.
 std::string draw_bars(std::string_view title, const std::vector<Bar>& bars);
 
 }  // namespace flashlift::cli

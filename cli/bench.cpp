@@ -1,4 +1,4 @@
-// flashlift bench: a table of problems and how fast each runs.
+// flashlift bench: prints a table of problems and their speeds.
 #include <fmt/format.h>
 
 #include <memory>
@@ -27,7 +27,7 @@ struct Options {
   bool json = false;
 };
 
-// Found before anything is measured, so that a wrong name costs no minutes.
+// Checked before any measurement, so that a wrong name does not cost minutes.
 Result<std::optional<OutputFile>> find_plot(const Options& options) {
   if (options.plot.empty()) {
     return std::optional<OutputFile>();
@@ -40,7 +40,7 @@ Result<std::optional<OutputFile>> find_plot(const Options& options) {
   return std::optional<OutputFile>(std::move(file));
 }
 
-// A wrong problem is an error before anything is measured, not after minutes of measuring the others.
+// Parses all problems before any measurement, so that an error does not come after minutes.
 Result<std::vector<Problem>> parse_all(const std::vector<std::string>& texts) {
   std::vector<Problem> problems;
   for (const std::string& text : texts) {

@@ -1,4 +1,4 @@
-// flashlift cache: what was tuned, and a GPU's kernels on disk.
+// flashlift cache: manages tuning results and GPU kernels on disk.
 #include <fmt/chrono.h>
 #include <fmt/format.h>
 
@@ -33,7 +33,7 @@ std::string lengths_of(const TunedEntry& entry) {
   return fmt::format("b{} sq{} skv{}", entry.batch, entry.q_len, entry.kv_len);
 }
 
-// The text of a program is long, and says little in a table.
+// Shortens a program's text, of which a table needs only the beginning.
 std::string shortened(std::string text) {
   constexpr size_t kMost = 60;
   if (text.size() > kMost) {

@@ -9,14 +9,14 @@ namespace flashlift::cli {
 
 enum ExitCode : int {
   kSuccess = 0,
-  kCheckFailed = 1,  // the command ran, and what it checked is wrong
-  kBadInput = 2,     // a wrong call, wrong input, or something that this build cannot do
+  kCheckFailed = 1,  // the command ran, and its check failed
+  kBadInput = 2,     // a wrong call, wrong input, or something that this build does not support
 };
 
-// What a subcommand gives back to main: its exit code, or the error that main prints.
+// The result of a subcommand for main: its exit code, or the error that main prints.
 using Outcome = Result<ExitCode>;
 
-// Each adds its subcommand to `app`; parsing the command line then runs it and sets `outcome`.
+// Each function adds its subcommand to `app`. Parsing the command line then runs the subcommand and sets `outcome`.
 void add_run(CLI::App& app, Outcome& outcome);
 void add_bench(CLI::App& app, Outcome& outcome);
 void add_explain(CLI::App& app, Outcome& outcome);

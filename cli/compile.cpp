@@ -1,4 +1,4 @@
-// flashlift compile: a GPU's kernels into the cache on disk, before they are needed and on any machine.
+// flashlift compile: compiles GPU kernels into the cache on disk before they are needed, on any machine.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -22,7 +22,7 @@ struct Options {
   bool json = false;
 };
 
-// "90", "9.0" or "sm_90".
+// Reads "90", "9.0" or "sm_90".
 Result<int> read_architecture(const std::string& text) {
   std::string digits = text.starts_with("sm_") ? text.substr(3) : text;
   std::erase(digits, '.');

@@ -1,5 +1,4 @@
-// flashlift completion: what a shell completes after the subcommands and options are typed, made from the parser's own
-// table of them.
+// flashlift completion: generates a shell's completions of subcommands and options from the parser's table.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -11,7 +10,7 @@
 namespace flashlift::cli {
 namespace {
 
-// bash's own functions, of which zsh has a copy in bashcompinit.
+// bash's own functions. zsh emulates them in bashcompinit.
 constexpr const char* kBash = R"(_flashlift() {{
   local words
   case "${{COMP_WORDS[1]}}" in
@@ -44,7 +43,7 @@ std::string bash_completion(const CLI::App& app) {
   return fmt::format(kBash, cases, all, all);
 }
 
-// A line for each word, with what its help says.
+// One line for each word, with its help.
 std::string fish_completion(const CLI::App& app) {
   const auto quoted = [](const std::string& text) {
     std::string out = "'";

@@ -1,4 +1,4 @@
-// flashlift completion: prints what makes a shell complete subcommands and options.
+// flashlift completion: prints a script with which a shell completes subcommands and options.
 #pragma once
 
 #include <string>

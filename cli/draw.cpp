@@ -1,4 +1,4 @@
-// flashlift draw: the mask of one head, and the tiles that a kernel skips or visits for it, as a picture.
+// flashlift draw: draws the mask of one head, and the tiles that a kernel skips or visits.
 #include <fmt/format.h>
 
 #include <memory>

@@ -1,4 +1,4 @@
-// flashlift explain: what would run for a problem or in a module, what would not, and why.
+// flashlift explain: describes what runs for a problem or a module, what does not, and why.
 #include <fmt/format.h>
 
 #include <memory>
@@ -77,9 +77,9 @@ void print_problem(const std::string& text, const Problem& p, const Json& result
   fmt::print("{}", counts.text());
 }
 
-// Tiles of 128 by 128, or larger ones where those are too many to count. Nothing where all are.
+// The size of tiles to count: 128 by 128, or larger if there would be too many. Nothing if any size has too many.
 std::optional<int64_t> countable_tile(const Problem& p) {
-  constexpr double kMostSteps = 1 << 30;  // a few seconds
+  constexpr double kMostSteps = 1 << 30;  // takes a few seconds
   const size_t nodes = (p.mask_mod ? p.mask_mod->nodes.size() : 0) + (p.score_mod ? p.score_mod->nodes.size() : 0);
   for (int64_t tile = 128;; tile *= 2) {
     const int64_t rows = (p.q_len + tile - 1) / tile;

@@ -1,4 +1,4 @@
-// flashlift explain MODULE: what was found in a StableHLO module.
+// flashlift explain MODULE: describes the attention that was found in a StableHLO module.
 #pragma once
 
 #include <string>

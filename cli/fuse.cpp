@@ -1,4 +1,4 @@
-// flashlift fuse: a StableHLO module in, the same module with its attention fused out.
+// flashlift fuse: fuses the attention in a StableHLO module.
 #include <fmt/format.h>
 
 #include <memory>
@@ -33,7 +33,7 @@ struct Outputs {
   bool use_standard_output() const { return module.is_standard_output() || (report && report->is_standard_output()); }
 };
 
-// Found before the module is read, so that a wrong name costs no work.
+// Checked before the module is read, so that a wrong name costs no work.
 Result<Outputs> find_outputs(const Options& options) {
   FLASHLIFT_ASSIGN_OR_RETURN(OutputFile module, OutputFile::find("-o", options.output));
   Outputs outputs{std::move(module), std::nullopt};

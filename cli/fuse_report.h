@@ -1,4 +1,4 @@
-// What fusing a module found, for people.
+// A readable report of what fusing a module found.
 #pragma once
 
 #include <cstdio>
@@ -7,7 +7,8 @@
 
 namespace flashlift::cli {
 
-// One paragraph a candidate: where it is, whether it was fused, and why or as what.
+// Prints one paragraph for each candidate: where it is, and either the fused problem or the reason why it was not
+// fused.
 void print_candidates(const stablehlo::FuseResult& result, std::FILE* stream);
 
 }  // namespace flashlift::cli

@@ -1,4 +1,4 @@
-// flashlift info: what this build is and what it sees of the machine.
+// flashlift info: describes this build and the machine.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <unistd.h>
@@ -40,7 +40,7 @@ Json describe_environment() {
   return variables;
 }
 
-// Variables that were meant for Flashlift, as by their names, and that nothing reads.
+// Environment variables whose names start like Flashlift's, but which nothing reads.
 Json unknown_variables() {
   constexpr std::string_view kPrefix = "FLASHLIFT_";
   std::vector<std::string_view> known;
@@ -102,7 +102,7 @@ Json describe_gpu(int ordinal, const Json& driver, const Json& nvrtc, const Json
   return gpu;
 }
 
-// Every GPU; where there is none, one entry that says what is missing.
+// Adds every GPU. If there is none, adds one entry with what is missing.
 void add_gpus(Json& devices) {
   const Result<const cuda::Driver*> driver = cuda::Driver::get();
   const Result<int> count = cuda::device_count();
@@ -153,7 +153,7 @@ Json describe_versions() {
   return versions;
 }
 
-// Under the columns of the first line.
+// Aligns with the columns of the first line.
 constexpr const char* kNextLine = "\n           ";
 
 std::string describe_for_people(const Json& device) {
@@ -235,7 +235,7 @@ Outcome print_operations(bool as_json) {
   return kSuccess;
 }
 
-// Without Markdown's quotes.
+// The meaning without Markdown's quotes.
 std::string meaning_of(const problem::WordText& text) {
   std::string meaning = text.doc;
   if (!text.without.empty()) {

@@ -1,4 +1,4 @@
-// What a command reads.
+// Reads the input of commands.
 #pragma once
 
 #include <string>
@@ -7,7 +7,7 @@
 
 namespace flashlift::cli {
 
-// All of a file; of `-` all of standard input.
+// Reads a whole file, or standard input for `-`.
 Result<std::string> read_input(const std::string& path);
 
 // The input's name in messages about its content.

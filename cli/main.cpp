@@ -31,7 +31,7 @@ constexpr const char* kFooter =
     "Exit codes: 0 success, 1 a check failed, 2 invalid arguments or input.\n"
     "Each subcommand has its own --help.";
 
-// The subcommand that the arguments got to, for "run `flashlift run --help`".
+// The subcommand that was parsed, for "run `flashlift run --help`".
 std::string called_name(const CLI::App& app) {
   for (const CLI::App* subcommand : app.get_subcommands()) {
     return app.get_name() + " " + subcommand->get_name();
@@ -39,7 +39,7 @@ std::string called_name(const CLI::App& app) {
   return app.get_name();
 }
 
-// The words from this one on, as one argument in quotes.
+// Joins the words from `first` on to one argument in quotes.
 std::string in_quotes(int argc, char** argv, int first) {
   std::string text = "\"";
   for (int i = first; i < argc && argv[i][0] != '-'; ++i) {
@@ -48,7 +48,7 @@ std::string in_quotes(int argc, char** argv, int first) {
   return text + "\"";
 }
 
-// The known words that this one may stand for: those near it, or else those that it begins.
+// Known words that may have been meant: those with a similar spelling, otherwise those that start with this word.
 std::string meant_by(const std::string& word, const std::vector<std::string>& known) {
   const std::vector<std::string_view> near =
       similar_words(word, std::vector<std::string_view>(known.begin(), known.end()));
@@ -80,7 +80,7 @@ std::string unknown_subcommand(const std::string& word, std::string_view kind, c
   return fmt::format("{} is not {}; {}", word, kind, meant.empty() ? listed : meant);
 }
 
-// The first argument that looks like an option and is none of this command's, or "".
+// The first argument that looks like an option but is not one of this command's, or "".
 std::string unknown_option(const CLI::App& command, int argc, char** argv) {
   for (int i = 1; i < argc && argv[i] != std::string_view("--"); ++i) {
     const std::string name = std::string(argv[i]).substr(0, std::string_view(argv[i]).find('='));
@@ -96,12 +96,12 @@ std::string unknown_option(const CLI::App& command, int argc, char** argv) {
 }
 
 std::string unknown_option_text(const std::string& name, const CLI::App& command) {
-  const std::string asked = name.starts_with("--") ? name : "-" + name;  // `-check`, too
+  const std::string asked = name.starts_with("--") ? name : "-" + name;  // also finds `-check`
   const std::string meant = meant_by(asked, options_of(command));
   return fmt::format("{} is not an option of {}{}", name, command.get_name(), meant.empty() ? "" : "; " + meant);
 }
 
-// What the option's help says, within a sentence.
+// The option's help text, for use within a sentence.
 std::string description_of(const CLI::Option& option) {
   std::string text = option.get_description();
   if (text.size() > 1 && std::islower(static_cast<unsigned char>(text[1])) != 0) {
@@ -110,7 +110,7 @@ std::string description_of(const CLI::Option& option) {
   return text;
 }
 
-// CLI11's messages about the options of this command, in words.
+// Rewrites CLI11's messages about this command's options in words.
 std::string plain(const std::string& message, const CLI::App& command) {
   for (const CLI::Option* option : command.get_options()) {
     const std::string name = option->get_name();
@@ -134,8 +134,8 @@ std::string plain(const std::string& message, const CLI::App& command) {
   return message;
 }
 
-// CLI11 says of an unknown subcommand only that one is required, and of an unknown option first that something else is
-// missing.
+// Improves two of CLI11's messages: for an unknown subcommand it only says that one is required, and for an unknown
+// option it first reports what else is missing.
 std::string message_of(const CLI::ParseError& error, const CLI::App& app, int argc, char** argv) {
   if (app.get_subcommands().empty()) {
     if (argc > 1 && argv[1][0] != '-') {
@@ -170,7 +170,8 @@ std::string message_of(const CLI::ParseError& error, const CLI::App& app, int ar
   return plain(message, innermost);
 }
 
-// A problem's words as arguments of their own: of a subcommand that takes several problems, CLI11 would say nothing.
+// The error for a problem whose words are separate arguments. A subcommand that takes several problems would accept
+// them.
 std::string unquoted_problem(int argc, char** argv) {
   for (int i = 2; i + 1 < argc; ++i) {
     if (argv[i] == std::string_view("attn") && argv[i + 1][0] != '-') {
@@ -202,7 +203,7 @@ int parse_and_run(int argc, char** argv) {
     fmt::print(stderr, "error: a subcommand is missing\n\n{}", app.help());
     return kBadInput;
   }
-  // `flashlift help run`, as other programs have it.
+  // `flashlift help run`, a form that other programs have.
   char help[] = "--help";
   std::vector<char*> arguments(argv, argv + argc);
   if (argv[1] == std::string_view("help")) {
@@ -214,7 +215,7 @@ int parse_and_run(int argc, char** argv) {
       const auto inner = asked->get_subcommands([&](const CLI::App* one) { return one->get_name() == arguments[i]; });
       asked = inner.empty() ? nullptr : inner.front();
     }
-    if (asked != nullptr) {  // a name that is none gets its own message
+    if (asked != nullptr) {  // an unknown name gets a message of its own
       arguments.push_back(help);
     }
   }
@@ -227,7 +228,7 @@ int parse_and_run(int argc, char** argv) {
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
-    if (error.get_exit_code() == 0) {  // --help and --version arrive this way too
+    if (error.get_exit_code() == 0) {  // --help and --version are reported like errors
       app.exit(error);
       return kSuccess;
     }
@@ -242,14 +243,15 @@ int parse_and_run(int argc, char** argv) {
   return *outcome;
 }
 
-// Writing where no one reads or nothing fits gives errors, not signals. And no file that is opened later may take the
-// number of a standard stream that the caller closed: what is printed would go into that file.
+// Makes writing to a closed pipe or beyond a limit an error instead of a signal. Also opens any standard stream that
+// the caller closed: otherwise a file opened later would get its number, and printed text would go into that file.
 void prepare_process() {
   std::signal(SIGPIPE, SIG_IGN);
   std::signal(SIGXFSZ, SIG_IGN);
   for (const int stream : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
     if (fcntl(stream, F_GETFD) < 0) {
-      // Gets the lowest free number, this one. Opened the wrong way round, so that using it stays an error.
+      // open() returns the lowest free number, which is this one. The mode is the wrong one, so that using the stream
+      // is still an error.
       open("/dev/null", stream == STDIN_FILENO ? O_WRONLY : O_RDONLY);
     }
   }
@@ -269,7 +271,7 @@ int flashlift_command_line(int argc, char** argv) {
     flashlift::cli::print_error("not enough memory; give a smaller problem or module");
     return flashlift::cli::kBadInput;
   } catch (const std::system_error&) {
-    // Of fmt, for a stream that takes nothing: if it is not the one below, there is no one to tell.
+    // fmt throws this if it cannot write to a stream. If that stream is standard error, the message below is lost, too.
     code = flashlift::cli::kBadInput;
   }
   if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) {

@@ -27,7 +27,7 @@ constexpr int64_t kMostTiles = 2048 * 2048;
 constexpr const char* kTileColors[] = {"#eceff3", "#3b75af", "#ef9f3c"};  // skipped, full, partial
 constexpr const char* kTileNames[] = {"skipped", "full", "partial"};
 
-// Rectangles of one colour as one SVG path, in units of cells.
+// Rectangles of one colour as a single SVG path, in units of cells.
 class Rectangles {
  public:
   void add(int64_t x, int64_t y, int64_t width, int64_t height) {
@@ -48,7 +48,7 @@ struct Panel {
   double height = 0;
 };
 
-// Content in cells, stretched to the panel.
+// Scales content in cells to the size of the panel.
 std::string in_panel(const Panel& panel, int64_t columns, int64_t rows, const std::string& content) {
   return fmt::format(
       "<svg x=\"{:g}\" y=\"{:g}\" width=\"{:g}\" height=\"{:g}\" viewBox=\"0 0 {} {}\" preserveAspectRatio=\"none\" "
@@ -57,7 +57,7 @@ std::string in_panel(const Panel& panel, int64_t columns, int64_t rows, const st
       panel.x, panel.y, panel.width, panel.height, columns, rows, content, panel.x, panel.y, panel.width, panel.height);
 }
 
-// Which share of the scores is kept, cell by cell. A cell of more than a few scores is sampled.
+// The fraction of kept scores in each cell. A cell with more than a few scores is sampled.
 class KeptShares {
  public:
   KeptShares(const Problem& problem, const std::vector<TensorView>& captures, const PictureOptions& options)
@@ -84,7 +84,7 @@ class KeptShares {
   }
 
  private:
-  // All of a short range; of a long one the first, the last and some between.
+  // Visits all of a short range. Of a long one, visits the first, the last and some between.
   static void for_samples(int64_t begin, int64_t end, const std::function<void(int64_t)>& body) {
     const int64_t count = std::min(end - begin, kSamplesPerCell);
     for (int64_t i = 0; i < count; ++i) {
@@ -205,7 +205,7 @@ Result<Picture> draw_mask(const Problem& problem, std::string_view caption, cons
     return invalid_argument("expected at least one query and one key to draw, got {} and {}", problem.q_len,
                             problem.kv_len);
   }
-  // Long thin planes keep a shape that can be looked at.
+  // Limits the aspect ratio, so that long thin planes stay readable.
   const double shape = static_cast<double>(problem.q_len) / static_cast<double>(problem.kv_len);
   const double height = kPanelWidth * std::clamp(shape, 0.1, 1.5);
   const Panel left{kMargin, 2 * kMargin, kPanelWidth, height};

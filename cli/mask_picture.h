@@ -1,4 +1,4 @@
-// A mask as an SVG: on the left which scores are kept, on the right what a kernel makes of it, tile by tile.
+// Draws a mask as an SVG: on the left the kept scores, on the right the tiles that a kernel skips or visits.
 #pragma once
 
 #include <string>
@@ -18,10 +18,10 @@ struct PictureOptions {
 
 struct Picture {
   std::string svg;
-  TileCounts tiles;  // of the one head drawn
+  TileCounts tiles;  // those of the head that is drawn
 };
 
-// `caption` is printed above the picture. Errors: more tiles than a picture can hold.
+// `caption` is printed above the picture. Fails if there are more tiles than a picture can show.
 Result<Picture> draw_mask(const Problem& problem, std::string_view caption, const std::vector<TensorView>& captures,
                           const PictureOptions& options);
 

@@ -20,7 +20,7 @@ double milliseconds_since(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
 }
 
-// Of the threads that run() uses where it is lent none.
+// The number of threads that run() uses if it gets no executor.
 int default_concurrency() {
 #ifdef FLASHLIFT_HAS_CPU
   return runtime::default_executor().concurrency();
@@ -29,7 +29,7 @@ int default_concurrency() {
 #endif
 }
 
-// Which part of the scores is kept. Where these are many, of rows at equal distances.
+// The fraction of kept scores. If there are many scores, only rows at equal distances are counted.
 double kept_fraction(const Problem& problem, const std::vector<TensorView>& captures) {
   constexpr int64_t kMostScores = 1 << 22;
   constexpr int64_t kLeastRows = 16;

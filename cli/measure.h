@@ -1,4 +1,4 @@
-// Compiling a problem and timing it, for `run` and `bench`.
+// Compiles and times problems, for `run` and `bench`.
 #pragma once
 
 #include <string>
@@ -28,11 +28,12 @@ struct Measurement {
   bool backward = false;
 };
 
-// Floating point operations of one call: 2 (head_dim + value_dim) for each score that is kept; of a backward call,
-// 2 (3 head_dim + 2 value_dim). The benchmarks count alike. Of a large mask, rows at equal distances are counted.
+// Floating point operations of one call: 2 (head_dim + value_dim) for each kept score; for a backward call, 2 (3
+// head_dim + 2 value_dim). The benchmarks use the same count. For a large mask, only rows at equal distances are
+// counted.
 double count_flops(const Problem& problem, const Inputs& inputs);
 
-// Calls it on the target once to warm up, then until the calls took `seconds` together (3 calls at least).
+// Calls it once to warm up, then until the calls took `seconds` together (at least 3 calls).
 Result<Measurement> measure(const CompiledAttention& compiled, const Inputs& inputs, Target& target, double seconds);
 
 // The fields that `run --json` and `bench --json` share, in the documented order.

@@ -29,7 +29,7 @@ void print_error(const Error& error) {
 }
 
 void print_error(std::string_view message) {
-  // Not fmt::print, which throws where standard error is closed.
+  // Not fmt::print, which throws if standard error is closed.
   std::fputs(fmt::format("error: {}\n", printable(message)).c_str(), stderr);
 }
 
@@ -53,7 +53,7 @@ std::string format_bytes(int64_t bytes) {
 
 void Table::add(std::vector<std::string> row) {
   for (std::string& cell : row) {
-    cell = printable_line(cell);  // `flashlift cache list` shows what was imported
+    cell = printable_line(cell);  // imported tuning results may contain any text
   }
   rows_.push_back(std::move(row));
 }

@@ -1,4 +1,4 @@
-// What the subcommands print: errors for people, tables for people, JSON for programs.
+// What subcommands print: errors and tables for people, JSON for programs.
 #pragma once
 
 #include <cstdint>
@@ -11,19 +11,19 @@
 
 namespace flashlift::cli {
 
-// Keys stay in the order in which they were added, the order of the documentation.
+// Keeps keys in the order in which they were added, which is that of the documentation.
 using Json = nlohmann::ordered_json;
 
 void print_error(const Error& error);
 void print_error(std::string_view message);
 
-// One object on standard output. Text that is not UTF-8 (a file name, say) is printed with its bad bytes replaced.
+// Prints one object on standard output. Replaces bytes that are not UTF-8, for example in a file name.
 void print_json(const Json& object);
 
 // "0 B", "12.5 KiB", "3.0 GiB"
 std::string format_bytes(int64_t bytes);
 
-// Rows of cells with the columns aligned: names to the left, numbers to the right.
+// Rows of cells with aligned columns: names to the left, numbers to the right.
 class Table {
  public:
   explicit Table(std::vector<std::string> header) : header_(std::move(header)) {}

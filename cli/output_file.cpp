@@ -18,7 +18,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// /dev/stdout and /proc/self/fd/1 are links whose text need not be a path: what they mean is an open file.
+// Whether the link stands for an open file, like /dev/stdout and /proc/self/fd/1. The text of such a link need not be a
+// path.
 bool is_open_file(const fs::path& link) {
   struct statfs system;
   return statfs(link.parent_path().c_str(), &system) == 0 && system.f_type == PROC_SUPER_MAGIC;
@@ -29,7 +30,7 @@ struct FollowedLinks {
   bool open_file = false;
 };
 
-// The path that a write to `path` would create or change, be it there or not.
+// The path that a write to `path` would create or change, whether it exists or not.
 Result<FollowedLinks> follow_links(const std::string& option, const std::string& name) {
   constexpr int kMostLinks = 40;  // Linux's own limit
   fs::path path = fs::path(name).has_parent_path() ? fs::path(name) : fs::path(".") / name;
@@ -42,7 +43,7 @@ Result<FollowedLinks> follow_links(const std::string& option, const std::string&
     if (is_open_file(path)) {
       return FollowedLinks{path, true};
     }
-    path = path.parent_path() / text;  // `text` alone where it is absolute
+    path = path.parent_path() / text;  // if `text` is absolute, the result is `text`
   }
   return invalid_argument("{}: cannot write {}: links lead from one to another without an end", option, name);
 }
@@ -125,7 +126,7 @@ bool OutputFile::is_same_as(const std::string& input_path) const {
   return status_ && S_ISREG(status_->st_mode) && stat(input_path.c_str(), &input) == 0 && same_file(*status_, input);
 }
 
-// One output on its way: first all are prepared, then streams are written, then files take their names.
+// Writes one output in steps: all outputs are prepared, then streams are written, then files get their names.
 class OutputWriter {
  public:
   explicit OutputWriter(const Output& output) : file_(output.file), content_(output.content) {}
@@ -133,7 +134,7 @@ class OutputWriter {
   OutputWriter& operator=(const OutputWriter&) = delete;
   ~OutputWriter() {
     if (reserved_ && ftruncate(in_place_.get(), file_.status_->st_size) != 0) {
-      // The old content is there, with zeros behind it: nothing more can be done.
+      // The old content is intact, but followed by zeros: nothing more can be done.
     }
   }
 
@@ -167,7 +168,7 @@ class OutputWriter {
     if (standard && std::fflush(stdout) != 0) {
       return last_error();
     }
-    // Appends: where a file is open for somebody, what stands in there is not ours to replace.
+    // Appends: the content of a file that another process has open must not be overwritten.
     const Descriptor stream(standard ? fcntl(STDOUT_FILENO, F_DUPFD_CLOEXEC, 3)
                                      : open(file_.name_.c_str(), O_WRONLY | O_APPEND | O_CLOEXEC | O_NOCTTY));
     return stream.is_open() ? write_fully(stream, content_) : last_error();
@@ -181,7 +182,7 @@ class OutputWriter {
       if (!failed || !file_.status_) {
         return failed;
       }
-      if (const std::error_code no_room = reserve()) {  // a mount point, say, which no file can replace
+      if (const std::error_code no_room = reserve()) {  // for example a mount point, which no file can replace
         return no_room;
       }
     }
@@ -196,7 +197,7 @@ class OutputWriter {
   }
 
  private:
-  // Makes the temporary file like the one that it replaces.
+  // Gives the temporary file the mode and owner of the file that it replaces.
   bool take_after(const struct stat& old) const {
     struct stat made;
     const int file = temporary_.descriptor().get();
@@ -205,7 +206,7 @@ class OutputWriter {
            fchmod(file, old.st_mode & 0777) == 0;
   }
 
-  // Room for the new content within the file itself, whose old content stays until commit().
+  // Reserves space for the new content in the file itself, whose old content stays until commit().
   std::error_code reserve() {
     in_place_ = Descriptor(open(file_.target_.c_str(), O_WRONLY | O_CLOEXEC | O_NOCTTY));
     if (!in_place_.is_open()) {
@@ -217,7 +218,7 @@ class OutputWriter {
 
   const OutputFile& file_;
   std::string_view content_;
-  Descriptor folder_;  // of the temporary file
+  Descriptor folder_;  // that contains the temporary file
   TemporaryFile temporary_;
   Descriptor in_place_;
   bool reserved_ = false;

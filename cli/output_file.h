@@ -1,4 +1,4 @@
-// Where a command's results go: files that appear whole, all of them or none.
+// Outputs of a command: either all files appear, each complete, or none.
 #pragma once
 
 #include <sys/stat.h>
@@ -14,17 +14,18 @@
 
 namespace flashlift::cli {
 
-// What a path given by the user names: standard output (`-`), a device or pipe, or a file, which may not exist yet.
-// Links are followed. A file that is replaced keeps its mode and its owner; where a new file cannot take its place
-// (hard links, access lists, the folder or the owner forbid it), its content is written anew.
+// The target of a path given by the user: standard output (`-`), a device or pipe, or a file, which need not exist yet.
+// Links are followed. A replaced file keeps its mode and owner. If a new file cannot take its place (because of hard
+// links, access lists, or the rights of the folder or owner), the old file's content is overwritten.
 class OutputFile {
  public:
-  // Writes nothing. `option` is named in messages. Errors: a folder, a block device, a socket, a folder that is
-  // missing, no permission.
+  // Writes nothing. `option` is named in messages. Fails for a folder, a block device, a socket, a missing folder, or
+  // missing permission.
   static Result<OutputFile> find(std::string option, const std::string& path);
 
   bool is_standard_output() const { return kind_ == Kind::kStandardOutput; }
-  // Whether both name one file or pipe, in whatever spelling. A device like /dev/null takes what it is given.
+  // Whether both name the same file or pipe, in any spelling. A device such as /dev/null is not the same as another
+  // output, since it accepts both.
   bool is_same_as(const OutputFile& other) const;
   bool is_same_as(const std::string& input_path) const;
 
@@ -34,10 +35,10 @@ class OutputFile {
   enum class Kind { kStandardOutput, kStream, kFile };
 
   std::string option_;
-  std::string name_;              // as it was given
-  std::filesystem::path target_;  // behind all links
+  std::string name_;              // as given
+  std::filesystem::path target_;  // with all links followed
   Kind kind_ = Kind::kFile;
-  std::optional<struct stat> status_;  // of what exists
+  std::optional<struct stat> status_;  // of an existing file
 };
 
 struct Output {
@@ -45,10 +46,10 @@ struct Output {
   std::string_view content;
 };
 
-// Errors: one of them cannot be written; then files are as they were, and new ones do not exist.
+// If one of them cannot be written, this fails, existing files keep their content, and no new file is created.
 Status write_outputs(std::span<const Output> outputs);
 
-// Two options of one call must not name the same output.
+// Refuses two options of one call that name the same output.
 Status check_distinct(const OutputFile& a, const OutputFile& b);
 
 }  // namespace flashlift::cli

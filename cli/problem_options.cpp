@@ -26,7 +26,7 @@ namespace {
 
 constexpr size_t kHelpWidth = 110;
 
-// The forms of a group's words, in as many lines as they take, behind the group's name.
+// The group's name and the forms of its words, wrapped to lines.
 std::string lines_of(std::string_view group, const std::vector<problem::WordText>& words) {
   std::string lines;
   std::string line = fmt::format("  {:<10}", group);

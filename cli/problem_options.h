@@ -1,4 +1,4 @@
-// The arguments that every subcommand about a problem takes.
+// Arguments that all subcommands with a problem share.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -15,7 +15,7 @@ using tuning::Inputs;
 struct DataOptions {
   uint64_t seed = 1;
   std::string layout = "bhsd";
-  bool backward = false;  // of run and bench
+  bool backward = false;  // for run and bench
 
   void add_to(CLI::App& command);
   void add_backward_to(CLI::App& command);
@@ -30,12 +30,13 @@ struct DeviceOptions {
   CompileOptions compile_options() const;
 };
 
-// A number from 0 to 3600. CLI11's own ranges let "nan" through, which is neither below nor above anything.
+// Adds an option for a number from 0 to 3600. CLI11's own ranges accept "nan", which is neither below nor above any
+// number.
 CLI::Option* add_seconds(CLI::App& command, double& seconds, const char* meaning);
-// A whole number from 0 to 2^64 - 1. CLI11 reads larger ones as the largest.
+// Adds an option for a whole number from 0 to 2^64 - 1. CLI11 would read a larger number as the largest one.
 CLI::Option* add_seed(CLI::App& command, uint64_t& seed, const char* meaning);
 
-// What PROBLEM is, for --help.
+// The description of PROBLEM for --help.
 extern const char* const kProblemHelp;
 // More about problems, for the end of --help.
 std::string problem_footer();

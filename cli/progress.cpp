@@ -10,13 +10,13 @@
 namespace flashlift::cli {
 namespace {
 
-constexpr std::chrono::milliseconds kQuiet(100);  // work that is done by then shows nothing
+constexpr std::chrono::milliseconds kQuiet(100);  // shorter work shows nothing
 constexpr std::chrono::milliseconds kInterval(200);
-constexpr const char* kStartOfLine = "\r\033[K";  // and nothing behind it
+constexpr const char* kStartOfLine = "\r\033[K";  // and clears the line
 
 bool terminal_watches() { return isatty(STDERR_FILENO) != 0; }
 
-// Not fmt::print, which throws where standard error takes nothing.
+// Not fmt::print, which throws if it cannot write to standard error.
 void write(const std::string& text) {
   std::fputs((kStartOfLine + text).c_str(), stderr);
   std::fflush(stderr);

@@ -1,5 +1,4 @@
-// How far long work is, on one line of standard error, for whoever watches a terminal. Nothing is printed elsewhere, or
-// of work that is done at once.
+// Shows the progress of long work on one line of standard error, if that is a terminal. Short work shows nothing.
 #pragma once
 
 #include <chrono>
@@ -11,7 +10,7 @@
 
 namespace flashlift::cli {
 
-// What is shown there last; taken away at the end.
+// The line's current text, which is removed at the end.
 class StatusLine {
  public:
   StatusLine();
@@ -19,7 +18,7 @@ class StatusLine {
   StatusLine& operator=(const StatusLine&) = delete;
   ~StatusLine();
 
-  // Whether the next text would be shown: a terminal watches, and the last one has stood for a while.
+  // Whether the next text would be shown: standard error is a terminal, and the last text was shown for long enough.
   bool is_due() const;
   void show(const std::string& text);
 
@@ -36,7 +35,7 @@ class Progress {
  public:
   Progress(std::string what, std::string unit, int64_t total);
 
-  // One more of them is done.
+  // One more item is done.
   void step();
 
  private:
@@ -50,13 +49,13 @@ class Progress {
   StatusLine line_;
 };
 
-// "fusing model.mlir: 12 s", for work that does not say how far it is.
+// Shows "fusing model.mlir: 12 s", for work whose progress is unknown.
 class Elapsed {
  public:
   explicit Elapsed(std::string what);
   Elapsed(const Elapsed&) = delete;
   Elapsed& operator=(const Elapsed&) = delete;
-  ~Elapsed();  // takes the line away
+  ~Elapsed();  // removes the line
 
  private:
   void show();
@@ -65,7 +64,7 @@ class Elapsed {
   bool done_ = false;
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::thread thread_;  // none where no terminal watches
+  std::thread thread_;  // not started without a terminal
 };
 
 }  // namespace flashlift::cli

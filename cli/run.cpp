@@ -1,4 +1,4 @@
-// flashlift run: one problem on random tensors, timed, and on request compared with the fp64 oracle.
+// flashlift run: runs and times one problem on random tensors. On request, compares the result with the fp64 oracle.
 #include <fmt/format.h>
 
 #include <array>
@@ -65,7 +65,7 @@ void print_as_json(const Options& options, const Attention& attention, const Mea
   print_json(object);
 }
 
-// The oracle and eager maths are slow loops over the rows, one after the other.
+// The oracle and eager attention are slow loops over the rows, one after the other.
 Result<problem::Judgement> check_result(const Problem& problem, const Inputs& inputs) {
   Progress progress("checking", "rows", 2 * problem.batch * problem.q_heads * problem.q_len);
   const problem::RowDone row_done = [&] { progress.step(); };

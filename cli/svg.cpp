@@ -34,7 +34,7 @@ std::string escaped(std::string_view text, size_t most) {
         result += "&amp;";
         break;
       default:
-        // Control characters are not allowed in XML; what is not ASCII might be half a character.
+        // XML does not allow control characters. Other bytes may be parts of a character.
         result += c >= 0x20 && c < 0x7f ? c : ' ';
     }
   }

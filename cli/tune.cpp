@@ -1,4 +1,4 @@
-// flashlift tune: measures the candidates for problems and remembers the fastest.
+// flashlift tune: measures candidates for problems and stores the fastest.
 #include "flashlift/tune.h"
 
 #include <fmt/format.h>
@@ -46,7 +46,7 @@ std::vector<std::string> policy_words() {
   return words;
 }
 
-// How many times as fast as the heuristics.
+// The speed relative to the heuristics.
 std::string gain(double heuristics_ms, double ms) { return fmt::format("{:.2f}", ms > 0 ? heuristics_ms / ms : 1.0); }
 
 void print_candidates(const std::string& problem, const Tuned& tuned, bool all) {

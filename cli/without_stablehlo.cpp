@@ -1,4 +1,4 @@
-// What a build without MLIR says of modules.
+// The errors of module commands in a build without MLIR.
 #include "cli/command.h"
 #include "cli/explain_module.h"
 #include "support/error.h"

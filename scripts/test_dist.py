@@ -1,4 +1,4 @@
-"""Builds the source distribution where there is nothing but the system's packages, and uses what it gives.
+"""Builds the source distribution on a system with only its own packages, and tests the result.
 
 scripts/test_dist.py BUILD SDIST
 

@@ -1,5 +1,5 @@
-"""Counts what is fused of models as frameworks write them: forward and training steps of Flax, Equinox, Haiku and
-Keras, with dropout and checkpointing, and transformers' models through torchax.
+"""Counts the fused attentions in models of several frameworks: forward passes and training steps of Flax, Equinox,
+Haiku and Keras, with dropout and checkpointing, and transformers' models through torchax.
 
 scripts/test_frameworks.py BUILD [--only WORD] [--write FILE]
 
@@ -49,7 +49,7 @@ RATE = 0.1
 
 
 def step_of(apply):
-    """The loss and its gradients by the first argument."""
+    """The loss, and its gradients with respect to the first argument."""
     import jax
 
     return jax.value_and_grad(lambda weights, *rest: (apply(weights, *rest).astype("float32") ** 2).mean())
@@ -384,7 +384,7 @@ FRAMEWORKS = [flax_linen, flax_nnx, equinox, haiku, keras, transformers]
 
 
 def counts(function, arguments, is_step):
-    """What is fused of the function's module, as a cell, and the reasons for the rest."""
+    """The number of fused attentions in the function's module, as a table cell, and the reasons for the others."""
     import flashlift.stablehlo
     import jax
 

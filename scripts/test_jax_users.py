@@ -1,4 +1,4 @@
-"""Runs what uses JAX's attention with Flashlift: Flax's nnx, and JAX's own tests, these through the PJRT plugin.
+"""Runs users of JAX's attention with Flashlift: Flax's nnx, and JAX's own tests through the PJRT plugin.
 
 scripts/test_jax_users.py BUILD [--jax-source FOLDER]
 

@@ -1,4 +1,4 @@
-"""Installs the Debian package and the wheel into bare systems, and uses them there.
+"""Installs the Debian package and the wheel on bare systems, and tests them there.
 
 scripts/test_packages.py BUILD DEB WHEEL [SYSTEM...] [--keep]
 
@@ -46,14 +46,14 @@ def run(*command, **options):
 
 @dataclass
 class System:
-    """A root folder that holds a distribution."""
+    """A root folder with an installed distribution."""
 
     folder: Path
     lent: Path | None = None
     """A folder of this machine that is seen inside as /lent."""
 
     def run(self, *command, user="0:0"):
-        """In a mount namespace of its own, so that nothing stays mounted whatever happens."""
+        """Runs in a separate mount namespace, so that nothing stays mounted if something fails."""
         lent = f"mount --bind {shlex.quote(str(self.lent))} {self.folder}/lent && " if self.lent else ""
         enter = (
             f"mount -t proc proc {self.folder}/proc && {lent}"
@@ -73,7 +73,7 @@ class System:
 
 
 def ubuntu_keyring(work):
-    """The keyring that debootstrap checks Ubuntu's signatures with: its archive key and no other."""
+    """The keyring with which debootstrap checks Ubuntu's signatures: only its archive key."""
     target = work / "ubuntu.gpg"
     if not target.exists():
         with urllib.request.urlopen(UBUNTU_KEYRING) as answer:
@@ -107,7 +107,7 @@ def make_system(name, work):
 
 
 def check_debian_package(system, deb):
-    """On a system without a compiler: what the package needs is what it says."""
+    """Checks, on a system without a compiler, that the package needs what it declares, and no more."""
     path = system.copy_in(deb, deb.name)
     system.run("dpkg", "--install", path)
     for document in ("README.md", "docs/tour.md"):
@@ -123,7 +123,7 @@ def check_debian_package(system, deb):
 
 
 def build_programs(system, name, package_folder, pkg_config_folder, library_folder):
-    """C and C++ programs against what is installed, by CMake and by pkg-config."""
+    """Builds C and C++ programs with the installed package, by CMake and by pkg-config."""
     build = f"/tmp/{name}"
     where = [f"-Dflashlift_DIR={package_folder}"] if package_folder else []
     system.run("cmake", "-S", "/tmp/consumer", "-B", build, "-DEXAMPLES=/tmp/examples", "-DSTABLEHLO=ON", *where)

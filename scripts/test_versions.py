@@ -54,7 +54,7 @@ def numbers(release):
 
 
 def install(python, framework, version, folder):
-    """The packages alone: the releases of PyTorch ask for gigabytes of CUDA's libraries."""
+    """Installs the packages without their dependencies: PyTorch's releases require gigabytes of CUDA libraries."""
     packages = [f"{name}=={version}" for name in FRAMEWORKS[framework][2]]
     run(python, "-m", "pip", "install", "--quiet", "--no-deps", "--no-compile", "--target", folder, *packages)
     if framework == "torch":
@@ -62,7 +62,8 @@ def install(python, framework, version, folder):
 
 
 def stand_in_for_cuda(folder):
-    """Libraries in the place of CUDA's, all of whose functions say that there is no device: torch links to them."""
+    """Replaces CUDA's libraries, to which torch links, by libraries whose functions all report that there is no
+    device."""
     libraries = sorted(folder.glob("*.so*"))
     needed, plain, versioned, defined, file_of = set(), set(), set(), set(), {}
     for path in libraries:

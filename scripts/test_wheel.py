@@ -47,7 +47,8 @@ def run(*command, **options):
 
 
 def check_files(prefix):
-    """Of every library and program: where it looks for others, what it needs of glibc, and what it shows."""
+    """For every library and program: where it looks for others, which glibc version it needs, and which symbols it
+    exports."""
     newest = (0,)
     for path in sorted([*prefix.glob("lib/*.so*"), prefix / "bin" / "flashlift"]):
         if path.read_bytes()[:4] != b"\x7fELF":
@@ -86,7 +87,7 @@ def use(python, wheel, work):
 
 
 def build_programs(python, work):
-    """C and C++ programs against the wheel, by CMake and by pkg-config."""
+    """Builds C and C++ programs with the wheel, by CMake and by pkg-config."""
     folder = run(python, "-m", "flashlift", "--cmake-dir").strip()
     build = work / "programs"
     run("cmake", "-S", ROOT / "tests/package/consumer", "-B", build, f"-Dflashlift_DIR={folder}", "-DSTABLEHLO=ON",

@@ -1,4 +1,4 @@
-"""Flashlift's backward pass on a GPU beside its peers, in one process.
+"""Compares Flashlift's backward pass on a GPU with other libraries, in one process.
 
     python benchmarks/gpu/backward.py [--suite plain|mods|captures|all] [--quick] [--json FILE]
         [--cases NAME,...] [--implementation NAME] [--record MACHINE] [--plot FILE.svg]
@@ -39,7 +39,7 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 
 def bind(text, q, k, v, captures=()):
-    """Gradients of sum(out * d_out), and the call that writes them."""
+    """The gradients of sum(out * d_out), and the call that writes them."""
     # As the PyTorch front end does.
     attention = flashlift.compile(text + " lse residual", device="cuda", implementation=forward.IMPLEMENTATION)
     out = torch.empty((*q.shape[:3], v.shape[3]), device="cuda", dtype=q.dtype)
@@ -56,14 +56,14 @@ def bind(text, q, k, v, captures=()):
 
 
 def by_autograd(call, tensors, d_out):
-    """The backward pass alone of what `call` computes."""
+    """The backward pass alone of the function `call`."""
     leaves = [x.detach().requires_grad_() for x in tensors]
     out = call(*leaves)
     return lambda: torch.autograd.grad(out, leaves, d_out, retain_graph=True)
 
 
 def compare(gradients, run, peers, attention, d_out):
-    """The kernels to be measured, and what is wrong with their gradients."""
+    """The kernels to be measured, and the errors in their gradients."""
     names = ("d_q", "d_k", "d_v")
     kernels, results = {"flashlift": run}, {"flashlift": dict(zip(names, gradients, strict=True))}
     run()

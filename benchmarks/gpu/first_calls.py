@@ -1,4 +1,4 @@
-"""What a first call takes on a GPU, in a process of its own: beside FlexAttention's Triton backend.
+"""Measures first calls on a GPU, each in a process of its own, and compares them with FlexAttention's Triton backend.
 
     python benchmarks/gpu/first_calls.py [--cores 2,16] [--front-ends torch,c,jax,flex] [--cases plain,causal,mod]
         [--quick] [--json FILE] [--record MACHINE] [--plot FILE.svg]
@@ -130,7 +130,7 @@ def of_jax(case):
 
 
 def measure(front_end, case, cores):
-    """In a process of its own: milliseconds to the first result, to the second, and to the first gradients."""
+    """The milliseconds to the first result, to the second, and to the first gradients, in a new process."""
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:cores])
     for module in MODULES[front_end]:
         importlib.import_module(module)

@@ -1,4 +1,4 @@
-"""Flashlift's forward kernel on a GPU beside its peers, in one process.
+"""Compares Flashlift's forward kernel on a GPU with other libraries, in one process.
 
     python benchmarks/gpu/forward.py [--suite plain|mods|decode|overhead|first-calls|all] [--quick] [--json FILE]
         [--cases NAME,...] [--implementation NAME] [--record MACHINE] [--plot FILE.svg]
@@ -46,7 +46,8 @@ UNITS = {"tflops": "TFLOP/s", "gbytes": "GB/s of keys and values"}
 
 
 def median_ms(kernels, rounds):
-    """Milliseconds of each kernel: two launches between events, after one that warms its instructions up."""
+    """Milliseconds of each kernel: two launches between events, after one that loads its instructions into the
+    caches."""
     for run in kernels.values():
         for _ in range(3):
             run()
@@ -77,7 +78,7 @@ def bind(text, q, k, v, captures=()):
 
 
 def first_result(name, call):
-    """What a peer gives, or None where it is not for this problem or not whole."""
+    """The result of a peer, or None if it does not support this problem or is not installed completely."""
     try:
         return call()
     except Exception as error:
@@ -124,7 +125,7 @@ def plain_case(s, d, dv, causal, heads, kv_heads):
 
 
 def complaints(results, attention):
-    """What is wrong with the outputs of the kernels."""
+    """The errors in the outputs of the kernels."""
     return golden.complaints(results, {"out": golden.forward(attention)})
 
 
@@ -221,7 +222,7 @@ def decode_name(b, kv, page):
 
 
 def decode_case(rows, verdict, b, kv, page, rounds):
-    """One new token a sequence: what counts is how fast K and V are read."""
+    """One new token per sequence: the speed of reading K and V decides."""
     hq, hkv, d = 32, 8, 128
     scale = 1 / math.sqrt(d)
     kv_bytes = 2 * b * hkv * kv * d * 2
@@ -280,7 +281,7 @@ def decode_case(rows, verdict, b, kv, page, rounds):
 
 
 def record(rows, title, arguments):
-    """What --record and --plot ask for."""
+    """Does what --record and --plot request."""
     run = recorded.Run()
     for row in rows:
         for rate, unit in UNITS.items():
@@ -293,7 +294,8 @@ def record(rows, title, arguments):
 
 
 def overhead(rows):
-    """Host time of a warmed call through ctypes (build/bin/host_call_benchmark has it without), and of first calls."""
+    """The host time of a warmed-up call through ctypes (build/bin/host_call_benchmark measures it without ctypes), and
+    of first calls."""
     q, k, v = inputs(1, 8, 8, 128, 128, 64, 64)
     for words in ("", " causal"):
         _, _, run = bind(f"attn h8 s128 d64 bf16 out=bf16{words}", q, k, v)
@@ -321,7 +323,7 @@ def overhead(rows):
 
 
 def first_calls():
-    """Milliseconds from a problem's text to its first result, where context and compiler are there already."""
+    """Milliseconds from a problem's text to its first result, if context and compiler are already loaded."""
     times = {}
     for words in (" scale=2", " softcap=17", " alibi causal", " causal window=99"):
         tensors = inputs(1, 8, 8, 128, 128, 128, 128)

@@ -29,7 +29,7 @@ WARM_UP = 20  # steps of rising rates, which are not timed
 
 
 def read_text(files):
-    """Bytes, and the number of the section that each is in."""
+    """The bytes of the text, and the section number of each."""
     text = b"".join(b"\n# " + Path(one).read_bytes() for one in files)
     letters = torch.frombuffer(bytearray(text), dtype=torch.uint8).long()
     begins = (letters[1:] == ord("#")) & (letters[:-1] == ord("\n"))
@@ -56,7 +56,7 @@ class Gpt(nn.Module):
 
 
 def contenders(sections):
-    """Each: what makes a step's mask, and attention with it."""
+    """For each contender: the function that makes a step's mask, and the attention that uses it."""
     length = sections.shape[1]
 
     def mask_mod(b, h, q, kv):

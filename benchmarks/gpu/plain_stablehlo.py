@@ -1,4 +1,4 @@
-"""Plain causal attention compiled through the PJRT plugin, beside flashlift.jax.flash_attention.
+"""Compares plain causal attention compiled through the PJRT plugin with flashlift.jax.flash_attention.
 
     python benchmarks/gpu/plain_stablehlo.py [--length 8192] [--heads 16] [--rounds 20] [--platform cuda|cpu]
 

@@ -1,4 +1,4 @@
-"""A Flax training step split over devices, with Flashlift's attention beside cuDNN's and Flax's own.
+"""Compares a Flax training step split over devices with Flashlift's attention, cuDNN's and Flax's own.
 
     python benchmarks/gpu/sharded_training.py [--devices N] [--length N] [--batch N] [--heads N] [--depth N]
         [--layers N] [--steps N] [--dtype bfloat16|float32] [--attention NAME]...
@@ -70,7 +70,8 @@ class Model(nn.Module):
 
 
 def spec_of(path, leaf):
-    """Megatron's: what makes heads and hidden units is split by its results, what reads them by its operands."""
+    """As in Megatron: weights that produce heads and hidden units are split by their results, weights that read them by
+    their operands."""
     names = "/".join(str(getattr(key, "key", key)) for key in path)
     if re.search(r"(query|key|value)/kernel", names):
         return P(None, "model", None)
@@ -88,7 +89,7 @@ def spec_of(path, leaf):
 
 
 class Training:
-    """The model, and what its steps start from."""
+    """The model, and the state from which its steps start."""
 
     def __init__(self, options, attention):
         self.options = options
@@ -123,7 +124,7 @@ class Training:
         return jax.shard_map(step, mesh=mesh, in_specs=(P(), P(), P("data")), out_specs=P())
 
     def run(self, mesh, weight_specs, step):
-        """Loss after all steps, the median time of one in ms, and how many gathers of four dimensions it has."""
+        """The loss after all steps, the median time of a step in ms, and its number of gathers of four dimensions."""
         place = lambda tree, specs: jax.tree.map(
             lambda one, spec: jax.device_put(one, NamedSharding(mesh, spec)), tree, specs
         )

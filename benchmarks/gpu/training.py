@@ -1,4 +1,4 @@
-"""A GPT's training step on a GPU with Flashlift's attention beside its peers', in one process.
+"""Compares a GPT's training step on a GPU with Flashlift's attention and with other libraries', in one process.
 
     python benchmarks/gpu/training.py [--suite causal|documents|softcap|all] [--heads N] [--depth N] [--length N]
         [--layers N] [--json FILE] [--record MACHINE] [--plot FILE.svg]
@@ -45,7 +45,7 @@ def mods(mask, length):
 
 
 def in_float32(q, k, v, score_mod, mask_mod):
-    """Attention by unfused maths, so many queries at a time that their scores fit into memory."""
+    """Unfused attention, for as many queries at a time as keep the scores small enough for memory."""
     at = torch.arange(q.shape[2], device=q.device)
     parts = []
     for rows in at.split(1024):
@@ -92,7 +92,8 @@ class Block(nn.Module):
 
 
 class Step:
-    """A training step of a model whose weights are those of every other: the loss's gradients."""
+    """A training step of a model whose weights equal those of every other contender: it computes the loss's
+    gradients."""
 
     def __init__(self, arguments, x, attend, compiles=True):
         torch.manual_seed(1)
@@ -117,7 +118,7 @@ class Step:
         return self.blocks[0].qkv.weight.grad.float()
 
     def graph(self):
-        """The step's launches, to be replayed."""
+        """A CUDA graph of the step's launches."""
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):

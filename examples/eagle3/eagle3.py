@@ -50,7 +50,7 @@ def materialised(options, lengths):
 
 
 def attention(contender, options, lengths):
-    """A function of q, k and v, with the mask made inside: lengths differ in each training step."""
+    """A function of q, k and v that makes the mask itself: lengths differ in each training step."""
     kv_len = options.length * (1 + options.steps)
     if contender == "flashlift":
         return lambda *qkv: flex_attention(*qkv, mask_mod=eagle3_mask(lengths, options.length))
@@ -69,8 +69,8 @@ def attention(contender, options, lengths):
 
 
 def check(options):
-    """Outputs and gradients against the materialised mask in float64. Queries beyond their sequence see nothing, and
-    their own diagonal after the first step, so that only those that belong to a sequence are compared."""
+    """Compares outputs and gradients with the materialised mask in float64. Queries beyond their sequence see nothing,
+    and after the first step only their own diagonal, so that only queries that belong to a sequence are compared."""
     qkv, lengths = inputs(options)
     kept = (torch.arange(options.length) < lengths[:, None])[:, None, :, None]
     cotangent = torch.randn(qkv[0].shape) * kept
@@ -93,7 +93,7 @@ def peak_mib():
 
 
 def measure(contender, options):
-    """Milliseconds of forward and backward, and by how many MiB the process grew at most, in a process of its own."""
+    """The milliseconds of forward and backward, and the largest growth of the process in MiB, in a new process."""
     qkv, lengths = inputs(options)
     attend = attention(contender, options, lengths)
     backward = contender != "torch flex"  # which has none on a CPU

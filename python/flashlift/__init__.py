@@ -45,7 +45,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> str:
-    # The library says it, which takes most of an import's time to load.
+    # Read from the library on demand, because loading it takes most of an import's time.
     if name == "__version__":
         return version()
     raise AttributeError(f"module 'flashlift' has no attribute {name!r}")

@@ -292,7 +292,7 @@ def stablehlo() -> ctypes.CDLL:
 
 
 def c_text(text: str, name: str) -> bytes:
-    """A text for C, which ends it at the first zero byte."""
+    """The bytes of a text for C, where the first zero byte ends a text."""
     if not isinstance(text, str):
         raise InvalidArgumentError(f"{name} is a {type(text).__name__}; expected a str")
     if "\0" in text:
@@ -304,7 +304,7 @@ def c_text(text: str, name: str) -> bytes:
 
 
 def whole_number(value: Any, name: str, least: int, most: int) -> int:
-    """A number for C, which would keep its lowest bits only."""
+    """Checks a number for C, which would silently keep only its lowest bits."""
     try:
         number = operator.index(value)
     except TypeError:
@@ -317,7 +317,7 @@ def whole_number(value: Any, name: str, least: int, most: int) -> int:
 
 
 def check(library: ctypes.CDLL, error: int | None) -> None:
-    """Raises a FlashliftError* that a C function returned, as an exception."""
+    """Turns a FlashliftError* that a C function returned into an exception, and raises it."""
     if error:
         message = library.flashlift_error_message(error).decode(errors="replace")
         kind = BY_CODE.get(library.flashlift_error_code(error), InternalError)

@@ -11,7 +11,7 @@ from typing import Any
 from flashlift._errors import InvalidArgumentError
 from flashlift._library import c_text, check, core, whole_number
 
-# A field for the word of both sizes, or the fields for the words of each.
+# The word of each size: either one field for both sizes, or one field for each.
 _SIZES = {
     "b": ("batch",),
     "h": ("q_heads", "kv_heads"),

@@ -51,8 +51,8 @@ class _ManagedTensor(ctypes.Structure):
 
 
 def _is_masked(array: np.ndarray) -> bool:
-    # numpy imports numpy.ma when it is first named. A call must import nothing: a fork() in the middle of an import
-    # leaves the module locked in the child for ever.
+    # numpy imports numpy.ma when it is first used. A call must import nothing: a fork() during an import leaves the
+    # module locked in the child for ever.
     return isinstance(array, getattr(sys.modules.get("numpy.ma"), "MaskedArray", ()))
 
 
@@ -74,7 +74,7 @@ def _exported(array: Any) -> Any:
 
 
 class Tensor:
-    """A DLTensor and whatever keeps its memory alive."""
+    """A DLTensor together with the object that owns its memory."""
 
     _keep: tuple[Any, ...]
 
@@ -91,7 +91,7 @@ class Tensor:
             )
 
     def _from_numpy(self, array: np.ndarray, name: str) -> None:
-        # Not through numpy's own DLPack: that knows neither bfloat16 nor arrays that must not be written.
+        # Not through numpy's own DLPack, which supports neither bfloat16 nor read-only arrays.
         if _is_masked(array):
             raise InvalidArgumentError(
                 f"{name} is a masked array, whose mask would be ignored; give its filled() form, and a mask= or a "
@@ -113,14 +113,14 @@ class Tensor:
         self.dl = DLTensor(array.ctypes.data, DLDevice(CPU, 0), array.ndim, DLDataType(*code, 1), shape, strides, 0)
 
     def _from_dlpack(self, array: Any, name: str, is_written: bool) -> None:
-        if getattr(array, "is_neg", bool)():  # torch's lazy negation, which its DLPack forgets
+        if getattr(array, "is_neg", bool)():  # torch's lazy negation, which its DLPack ignores
             if is_written:
                 raise InvalidArgumentError(f"{name} is an array that must not be written: a negated view of another")
             array = array.resolve_neg()
-        # JAX does not tell with DLPack that its arrays never change.
+        # JAX's arrays never change, but its DLPack does not mark them as read-only.
         if is_written and type(array).__module__.partition(".")[0] in ("jax", "jaxlib"):
             raise InvalidArgumentError(f"{name} is an array that must not be written")
-        # The capsule's own destructor frees what it exports, so it is kept for as long as the structure is used.
+        # The capsule's destructor frees the exported data, so that it is kept as long as the structure is used.
         try:
             capsule = _exported(array)
         except BufferError as error:

@@ -98,7 +98,7 @@ def tune(
         try:
             if bar is not None:
                 bar.show(done, left)
-        except BaseException as error:  # ctypes would only print it; the interrupt of a person is one
+        except BaseException as error:  # ctypes would only print it, also if the user interrupts
             raised.append(error)
             return 1
         return 0
@@ -138,7 +138,7 @@ def _candidate(fields: dict[str, Any]) -> TuneCandidate:
 
 
 class _Bar:
-    """tqdm's bar, or a plain line where tqdm is not installed."""
+    """tqdm's progress bar, or a plain line if tqdm is not installed."""
 
     def __init__(self, title: str) -> None:
         short = title if len(title) <= 40 else title[:37] + "..."

@@ -1,9 +1,9 @@
-// Calls of the C interface with PyTorch's tensors as Python has them.
+// Calls of the C interface with PyTorch's tensors, as Python objects.
 //
-// Their views come from DLPack's C exchange interface, which PyTorch has since 2.10. A call from Python gives addresses
-// of tensors alone, in one array of numbers: an object for each view, made and read by Python, takes longer than the
-// launch of a kernel. Neither Python's headers nor PyTorch's are needed to build this; what it calls of them, and of
-// libflashlift, it is given once.
+// Views of the tensors come from DLPack's C exchange interface, which PyTorch has since 2.10. A call from Python passes
+// only the addresses of tensors, in one array of numbers: creating and reading a Python object for each view would take
+// longer than the launch of a kernel. The build needs neither Python's nor PyTorch's headers: the functions that this
+// file calls, also those of libflashlift, are passed to it once.
 #include "torch_calls.h"
 
 #include <vector>
@@ -11,8 +11,8 @@
 #pragma GCC visibility push(default)
 extern "C" {
 
-// With the interpreter's lock, which it gives up while the call runs. NULL with a Python exception set: a tensor has no
-// view.
+// Must be called with the interpreter's lock held, and releases it while the call runs. Returns NULL with a Python
+// exception set if a tensor has no view.
 FlashliftError* flashlift_torch_run(const FlashliftTorchCall* call);
 
 }  // extern "C"
@@ -21,8 +21,8 @@ FlashliftError* flashlift_torch_run(const FlashliftTorchCall* call);
 namespace flashlift::torch_calls {
 namespace {
 
-// A backward call's memory, from PyTorch's allocator, which may give it to what is queued later on the stream as soon
-// as this is gone.
+// A backward call's memory from PyTorch's allocator. When this object is destroyed, the allocator may reuse the memory
+// for work that is queued later on the stream.
 struct Scratch {
   const FlashliftTorchFunctions& functions;
   int device;
@@ -55,7 +55,7 @@ struct Scratch {
   }
 };
 
-// The views of a call's tensors. `ok` becomes false at the first that has none.
+// The views of a call's tensors. `ok` becomes false at the first tensor without a view.
 class Views {
  public:
   Views(const FlashliftTorchCall& call, size_t most) : exchange_(*call.functions->exchange), views_(most) {}
@@ -104,7 +104,7 @@ Outcome run_unlocked(const FlashliftTorchCall& call, const DLTensor& q, Run&& ru
 }  // namespace
 
 Outcome run(const FlashliftTorchCall& call) {
-  constexpr size_t kOthers = 14;  // tensors that are not captured ones, nor their gradients
+  constexpr size_t kOthers = 14;  // tensors other than captured ones and their gradients
   const bool backward = call.d_out != nullptr;
   const size_t captures = call.capture_count;
   Views views(call, kOthers + (backward ? 2 : 1) * captures);

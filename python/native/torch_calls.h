@@ -1,4 +1,4 @@
-// Calls of the C interface with PyTorch's tensors: what the files beside this one share.
+// Calls of the C interface with PyTorch's tensors: shared by the files in this folder.
 #pragma once
 
 #include <dlpack/dlpack.h>
@@ -9,7 +9,7 @@
 
 namespace flashlift::torch_calls {
 
-// Of DLPack 1.3, which Debian's header is older than.
+// From DLPack 1.3; Debian's header is older.
 struct ManagedTensor {
   uint32_t version[2];
   void* manager_ctx;
@@ -25,7 +25,7 @@ struct Exchange {
                   void (*set_error)(void* context, const char* kind, const char* message));
   int (*from_object)(void* object, ManagedTensor** made);
   int (*to_object)(ManagedTensor* tensor, void** object);
-  int (*view_of)(void* object, DLTensor* view);  // with the interpreter's lock
+  int (*view_of)(void* object, DLTensor* view);  // with the interpreter's lock held
   int (*current_stream)(DLDeviceType type, int32_t device, void** stream);
 };
 
@@ -33,27 +33,27 @@ struct Exchange {
 
 extern "C" {
 
-// What is called of Python, PyTorch and libflashlift.
+// The functions of Python, PyTorch and libflashlift that are called.
 struct FlashliftTorchFunctions {
   const flashlift::torch_calls::Exchange* exchange;
   void* (*release_lock)();  // PyEval_SaveThread
   void (*take_lock)(void* thread);
-  void* (*allocate)(void* device, size_t bytes);  // where the exchange interface has no memory: it keeps the reason
+  void* (*allocate)(void* device, size_t bytes);  // used if the exchange interface cannot allocate; keeps the reason
   FlashliftError* (*run)(const FlashliftAttention*, const FlashliftArguments*, const FlashliftRunOptions*);
   FlashliftError* (*run_backward)(const FlashliftAttention*, const FlashliftBackwardArguments*,
                                   const FlashliftRunOptions*);
 };
 
-// One call: tensors are addresses of Python's objects, or null.
+// One call. Tensors are addresses of Python's objects, or null.
 struct FlashliftTorchCall {
   const FlashliftTorchFunctions* functions;
   const FlashliftAttention* attention;
-  const FlashliftRunOptions* cpu_options;  // read if the tensors lie on the CPU
+  const FlashliftRunOptions* cpu_options;  // used if the tensors are on the CPU
   uint64_t dropout_seed;
   void *q, *k, *v, *out, *lse, *row_max, *residual, *sinks;
   void *d_out, *d_lse, *d_q, *d_k, *d_v, *d_sinks;  // d_out: null for a forward call
   uint64_t capture_count;
-  void* captures[];  // and behind them, in a backward call, as many gradients
+  void* captures[];  // followed, in a backward call, by as many gradients
 };
 
 }  // extern "C"
@@ -66,7 +66,7 @@ struct Outcome {
   bool asked_python = false;  // for memory, by FlashliftTorchFunctions::allocate
 };
 
-// With the interpreter's lock, which it gives up while the call runs.
+// Must be called with the interpreter's lock held, and releases it while the call runs.
 Outcome run(const FlashliftTorchCall& call);
 
 }  // namespace flashlift::torch_calls

@@ -1,10 +1,10 @@
-// Calls from compiled graphs, without any Python of their own.
+// Runs calls from compiled graphs without Python code.
 //
-// A graph calls a function of Python's that stands here. Of a call like one before, with tensors of the same sizes,
-// strides and types, a record says what is made for it; its results are made by what compiled graphs themselves call.
-// Any other call goes to a function in Python, which does all that is to be looked at, and leaves a record.
+// A graph calls a function in this file as a Python function. The first call with tensors of some sizes, strides and
+// types goes to a function in Python, which makes all checks and leaves a record of the compiled call. Later calls with
+// such tensors use the record, and allocate their results by the function that compiled graphs themselves use.
 //
-// Objects of Python's are pointers here, and its functions are given once, as in torch_calls.cpp.
+// Python's objects are opaque pointers here, and its functions are passed once, as in torch_calls.cpp.
 #include <cstring>
 #include <initializer_list>
 #include <new>
@@ -25,41 +25,41 @@ constexpr int kMostResults = 4;
 #pragma GCC visibility push(default)
 extern "C" {
 
-// What is called of Python, and objects of its.
+// The functions and objects of Python that are used.
 struct FlashliftTorchPython {
   const FlashliftTorchFunctions* functions;
-  // By the names of Python's own functions. item_of_dict and item_of_list give what they have borrowed.
+  // Named like Python's own functions. item_of_dict and item_of_list return borrowed references.
   void (*increase)(Object*);
   void (*decrease)(Object*);
   void (*clear_error)();
   Object* (*item_of_dict)(Object* dict, Object* key);
-  int64_t (*size_of_list)(Object* list);  // -1 with an error
+  int64_t (*size_of_list)(Object* list);  // -1 on error
   Object* (*item_of_list)(Object* list, int64_t i);
   void* (*to_address)(Object* number);
   Object* (*from_address)(void* address);
   double (*to_double)(Object* number);
   Object* (*call)(Object* callable, Object* arguments);
   Object* (*new_tuple)(int64_t size);
-  int (*set_item)(Object* tuple, int64_t i, Object* given);  // takes what it is given
+  int (*set_item)(Object* tuple, int64_t i, Object* given);  // takes over the reference
   Object* (*attribute)(Object* object, Object* name);
   Object *none, *yes;                   // None and True
-  Object *profiler, *is_profiling;      // a module, and the name of what it says
-  Object *empty_on_cpu, *empty_on_gpu;  // (sizes, strides, dtype): a tensor; the latter on the current device
-  Object* options_of_cpu;               // (): the address of a FlashliftRunOptions, or 0
-  Object* finish;  // (address of an error or 0): behind a call that failed, or took memory of Python's
+  Object *profiler, *is_profiling;      // a module, and the name of its function
+  Object *empty_on_cpu, *empty_on_gpu;  // (sizes, strides, dtype) -> a tensor; the latter on the current device
+  Object* options_of_cpu;               // () -> the address of a FlashliftRunOptions, or 0
+  Object* finish;  // (address of an error or 0): after a call that failed, or used memory from Python
   Object *forward_records, *backward_records;  // dict: features to the address of the first record
   Object *forward, *backward;                  // for calls without a record
 };
 
-// Of calls with tensors like these.
+// The record of calls with such tensors.
 struct FlashliftTorchRecord {
   const FlashliftTorchRecord* next;  // with the same features, or null
-  Object* owner;                     // of all that is pointed to
+  Object* owner;                     // owns everything that is pointed to
   const FlashliftAttention* attention;
   double scale;
   uint64_t want_max;
   uint64_t want_residual;
-  Object* results[kMostResults];  // arguments of `empty`, or null behind the last result
+  Object* results[kMostResults];  // arguments of `empty`, followed by null
   // q, k and v, filled by flashlift_torch_fill_record().
   DLDevice device;
   DLDataType dtype;
@@ -67,9 +67,9 @@ struct FlashliftTorchRecord {
   int64_t strides[3][4];
 };
 
-// Before everything else; what is pointed to must last.
+// Must be called first. The pointers must stay valid.
 void flashlift_torch_begin(const FlashliftTorchPython* given);
-// -1 with a Python exception set: a tensor has no view; 1: no record is for these tensors.
+// Returns -1 with a Python exception set if a tensor has no view; 1 if no record can be for these tensors.
 int flashlift_torch_fill_record(FlashliftTorchRecord* record, Object* q, Object* k, Object* v);
 // METH_FASTCALL, with the arguments of the operators in their order.
 Object* flashlift_torch_attention(Object* self, Object* const* arguments, int64_t count);
@@ -82,7 +82,7 @@ namespace {
 
 const FlashliftTorchPython* python = nullptr;
 
-// A reference that is given up in the end.
+// A reference that is released at the end.
 class Owned {
  public:
   explicit Owned(Object* object = nullptr) : object_(object) {}
@@ -121,7 +121,7 @@ Owned tuple_of(std::initializer_list<Object*> objects) {
   return tuple;
 }
 
-// The Python function for whatever has no record.
+// Calls the Python function for calls without a record.
 Object* call_python(Object* function, Object* const* arguments, int64_t count) {
   Owned tuple(python->new_tuple(count));
   if (!tuple) {
@@ -138,7 +138,7 @@ bool view_of(Object* tensor, DLTensor& view) {
   if (python->functions->exchange->view_of(tensor, &view) == 0) {
     return true;
   }
-  python->clear_error();  // whoever takes the call says what is wrong
+  python->clear_error();  // the function that then handles the call reports the error
   return false;
 }
 
@@ -153,7 +153,7 @@ bool is_like(const FlashliftTorchRecord& record, int i, const DLTensor& view) {
          std::memcmp(view.strides, record.strides[i], sizeof(record.strides[i])) == 0;
 }
 
-// Whether a GPU can copy whole rows of it, as kernels.py has it.
+// Whether a GPU can copy whole rows of it; the same condition as in kernels.py.
 bool has_rows_to_copy(const DLTensor& view) {
   constexpr int64_t kUnit = 16;
   int64_t strides = 0;

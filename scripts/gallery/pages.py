@@ -100,7 +100,7 @@ def run(*command, **options):
 
 
 def problems_of_cpp(entries: list[Entry]) -> dict[str, str]:
-    """The text of the problem that each C++ block makes, all of them in one program."""
+    """The problem text that each C++ block prints; all blocks are in one program."""
     functions = "".join(
         f"void {entry.name}() {{\n{entry.cpp}show({json.dumps(entry.name)}, problem, attention);\n}}\n\n"
         for entry in entries
@@ -119,7 +119,7 @@ def problems_of_cpp(entries: list[Entry]) -> dict[str, str]:
 
 
 def in_words(entry: Entry, problem: str) -> str:
-    """The problem in words where the entry has some, with the sizes that the block has."""
+    """The problem in words, with the sizes of the block, if the entry has some."""
     sizes = {one: re.search(rf" {one}(\d+)", problem)[1] for one in ("hq", "sq", "skv")}
     depth = "" if " dv" in f" {entry.words}" else " d64"
     length = f"s{sizes['sq']}" if sizes["sq"] == sizes["skv"] else f"sq{sizes['sq']} skv{sizes['skv']}"
@@ -127,7 +127,7 @@ def in_words(entry: Entry, problem: str) -> str:
 
 
 def row_of(result: str, table: str, problem: str) -> tuple[dict, dict, dict]:
-    """A run, a table of it, and what the table has of a problem."""
+    """A run, one of its tables, and that table's values for a problem."""
     run = json.loads((ROOT / "benchmarks" / "results" / f"{result}.json").read_text())
     found = run["tables"][table]
     (row,) = [one for one in found["rows"] if one["problem"] == problem]

@@ -1,4 +1,4 @@
-"""What MkDocs does not do by itself (mkdocs.yml): generated pages, links to the repository, and the search index.
+"""Additions to MkDocs (mkdocs.yml): generated pages, links to the repository, and the search index.
 
 - README.md and its neighbours become pages. A link to another file of the repository leads to a page that shows the
   file, so that the site is whole without a network.
@@ -37,12 +37,12 @@ _index: list[dict[str, str]] = []
 
 
 def slug(text: str, separator: str) -> str:
-    """Anchors of headings, as GitHub makes them."""
+    """The anchor of a heading, as GitHub makes it."""
     return re.sub(r"[^\w\- ]", "", text.lower()).replace(" ", separator)
 
 
 def place_of(path: str) -> str:
-    """Where the site has a file of the repository: a page of its own, a picture, or a page that shows the file."""
+    """Where the site shows a file of the repository: a page of its own, a picture, or a page with the file's text."""
     if path in BESIDE:
         return BESIDE[path]
     if path.startswith("docs/"):
@@ -51,7 +51,7 @@ def place_of(path: str) -> str:
 
 
 def with_links(markdown: str, path: str) -> str:
-    """Links to files of the repository, seen from `path` in it, as the site has them."""
+    """Replaces links to files of the repository, relative to `path`, by links within the site."""
     here = posixpath.dirname(place_of(path))
 
     def redirect(match: re.Match) -> str:
@@ -71,7 +71,7 @@ def linked_files(markdown: str, path: str) -> set[str]:
 
 
 def source_page(path: str) -> tuple[str, set[str]]:
-    """A page that shows a file or lists a folder, and what it links to."""
+    """A page that shows a file or lists a folder, and the files that it links to."""
     here = ROOT / path
     if here.is_dir():
         names = sorted(f"{path}/{one.name}" for one in here.iterdir() if one.is_file())

@@ -1,4 +1,4 @@
-"""Pages of reference: the C and C++ headers by their comments, the Python package by its docstrings."""
+"""Generates reference pages of the C and C++ headers from comments, and of the Python package from docstrings."""
 
 import importlib
 import inspect
@@ -32,7 +32,7 @@ def of_headers(title: str, headers: list[Path]) -> str:
 
 
 def read_header(text: str) -> tuple[str, list[tuple[str, str, str]]]:
-    """The comment at its head, and of each declaration: name, comment, code."""
+    """The comment at the header's top, and for each declaration its name, comment and code."""
     chunks = re.split(r"\n\s*\n", text)
     # Braces must balance: a structure with empty lines within is one declaration.
     joined: list[str] = []
@@ -61,7 +61,7 @@ def _depth(text: str) -> int:
 
 
 def _split(chunk: str) -> tuple[str, str]:
-    """The comment that a chunk begins with, as prose, and the rest."""
+    """The comment at the start of a chunk, as prose, and the rest."""
     chunk = chunk.strip("\n")
     if match := re.match(r"/\*(.*?)\*/\n?", chunk, re.DOTALL):
         lines = [re.sub(r"^ \* ?", "", line) for line in match[1].strip().splitlines()]
@@ -72,14 +72,14 @@ def _split(chunk: str) -> tuple[str, str]:
 
 
 def _prose(text: str) -> str:
-    """Indented lines are code; what looks like HTML is not."""
+    """Indented lines become code; text that looks like HTML is escaped."""
     text = re.sub(r"(?m)^---- .* ----$", "", text)
     lines = ("    " + line if line.startswith("  ") else line.replace("<", "&lt;") for line in text.splitlines())
     return "\n".join(lines).strip("\n")
 
 
 def _statements(comment: str, code: str) -> list[tuple[str, str]]:
-    """A chunk may declare several functions, each behind a comment of its own."""
+    """Splits a chunk that declares several functions, each after a comment of its own."""
     found, lines, depth = [], [], 0
     for line in code.splitlines():
         if line.startswith(("//", "/*")) and depth == 0 and _split("\n".join(lines))[1].strip():
@@ -93,7 +93,7 @@ def _statements(comment: str, code: str) -> list[tuple[str, str]]:
 
 
 def _name(code: str) -> str:
-    """Of what is declared, of functions of C all; nothing for guards, includes and pragmas."""
+    """The name of what is declared; for functions of C all names; nothing for guards, includes and pragmas."""
     code = "\n".join(line for line in code.splitlines() if not line.startswith(("#pragma", "#include", "//")))
     if functions := re.findall(r"^\w[\w* ]*\b(flashlift_\w+)\(", code, re.MULTILINE):
         return ", ".join(functions)

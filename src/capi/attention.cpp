@@ -31,7 +31,7 @@ namespace {
 Result<CompileOptions> to_options(const FlashliftCompileOptions& given) {
   CompileOptions options;
   switch (static_cast<int>(given.device.device_type)) {
-    case 0:  // an options structure that was only zeroed
+    case 0:  // the structure was only cleared
     case kDLCPU:
       options.device = DeviceKind::kCpu;
       break;
@@ -104,7 +104,7 @@ Status describe_problem(const FlashliftAttention* attention, FlashliftProblemInf
   return {};
 }
 
-// The caller's executor, as the one that the C++ interface knows.
+// The caller's executor as a C++ executor.
 class LentExecutor : public Executor {
  public:
   explicit LentExecutor(const FlashliftExecutor& lent) : lent_(lent) {}
@@ -120,8 +120,8 @@ class LentExecutor : public Executor {
   FlashliftExecutor lent_;
 };
 
-// Lends a vector the room that it had in the thread's last call, so that a call allocates nothing. A call inside a
-// call, as the caller's pool may make them, finds none and makes its own.
+// Lends a vector the memory that it had in the thread's last call, so that calls do not allocate. A call inside a call
+// (an executor may make one) gets no memory and allocates its own.
 template <typename T>
 class KeptRoom {
  public:
@@ -185,7 +185,7 @@ Status to_arguments(const FlashliftArguments& given, DLDevice device, AttentionA
   return {};
 }
 
-// Calls run(RunOptions) with what the caller's options say.
+// Calls run(RunOptions) with the caller's options.
 template <typename Run>
 Status run_with(const FlashliftRunOptions* given, Run&& run) {
   FlashliftRunOptions read;
@@ -268,14 +268,14 @@ Status run_backward(const FlashliftAttention* attention, const FlashliftBackward
   return run_with(options, [&](const RunOptions& run) { return attention->attention.run_backward(arguments, run); });
 }
 
-// Which captured tensors' gradients are wanted, as C has it.
+// The captured tensors whose gradients are requested.
 Result<std::vector<bool>> read_wanted(const char* function, const FlashliftAttention* attention, const int32_t* wanted,
                                       size_t wanted_count) {
   if (attention == nullptr || (wanted == nullptr && wanted_count > 0)) {
     return invalid_argument("{}: attention and wanted must not be NULL", function);
   }
   const size_t captures = attention->attention.problem().captures.size();
-  if (wanted_count != 0 && wanted_count != captures) {  // before anything is read of `wanted`
+  if (wanted_count != 0 && wanted_count != captures) {  // checked before `wanted` is read
     return invalid_argument("{}: wanted has {} entries, expected {}, one for each captured tensor, or none", function,
                             wanted_count, captures);
   }

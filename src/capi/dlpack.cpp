@@ -10,7 +10,7 @@
 namespace flashlift::capi {
 namespace {
 
-// DLPack 0.8 gave booleans a code of their own; Debian's header is older.
+// DLPack has a code for booleans since 0.8; Debian's header is older.
 constexpr uint8_t kDLBoolCode = 6;
 
 struct TypeRow {
@@ -59,7 +59,7 @@ Result<TensorView> to_view(const DLTensor* tensor, std::string_view name, DLDevi
     return invalid_argument("{} has {} dimensions{}; expected 0 to {}", name, tensor->ndim,
                             tensor->shape == nullptr ? " and no shape" : "", kMaxRank);
   }
-  uintptr_t address = 0;  // NULL stays NULL, whatever the offset: such a tensor may have no elements
+  uintptr_t address = 0;  // a tensor without elements may have NULL with any offset: it stays NULL
   if (tensor->data != nullptr &&
       __builtin_add_overflow(reinterpret_cast<uintptr_t>(tensor->data), tensor->byte_offset, &address)) {
     return invalid_argument("{} has a byte_offset of {}, which no memory behind its data pointer has", name,

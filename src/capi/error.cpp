@@ -29,9 +29,9 @@ FlashliftErrorCode to_code(ErrorKind kind) {
   return FLASHLIFT_INTERNAL;
 }
 
-// For when there is no memory left even for an error.
+// Used if there is no memory left for an error.
 FlashliftError& out_of_memory() {
-  static FlashliftError error{FLASHLIFT_INTERNAL, "out of memory"};  // short enough to need no allocation
+  static FlashliftError error{FLASHLIFT_INTERNAL, "out of memory"};  // needs no allocation
   return error;
 }
 

@@ -1,4 +1,4 @@
-// Errors on their way through the C interface.
+// Errors of the C interface.
 #pragma once
 
 #include <cstring>
@@ -12,11 +12,11 @@ namespace flashlift::capi {
 
 FlashliftError* make_error(const Error& error);
 
-// No structure of any version is larger: a size beyond it was never set.
+// No version of any structure is larger: a larger size means that struct_size was not set.
 inline constexpr size_t kLargestStruct = 4096;
 
-// How much of a caller's structure both sides know: the caller may be older or newer than the library.
-// Errors: a struct_size that was not set, or that ends inside of a field, half of which would be read as a pointer.
+// The size of the part of a caller's structure that both sides have, since the caller may be older or newer than the
+// library. Fails if struct_size was not set, or ends inside a field, half of which would be read as a pointer.
 template <typename T>
 Result<size_t> known_size(const T& given, const char* name) {
   const size_t size = given.struct_size;
@@ -26,7 +26,7 @@ Result<size_t> known_size(const T& given, const char* name) {
   return size < sizeof(T) ? size : sizeof(T);
 }
 
-// The caller's fields, as many as the caller's version of the structure has, and zero for the rest.
+// Copies the fields of the caller's version of the structure, and clears the others.
 template <typename T>
 Status read_struct(const T* given, const char* name, T& result) {
   std::memset(static_cast<void*>(&result), 0, sizeof(T));  // not T{}: DLDeviceType has no value of zero
@@ -37,8 +37,8 @@ Status read_struct(const T* given, const char* name, T& result) {
   return {};
 }
 
-// Runs what stands behind a C function: a Status becomes its return value, and no exception (memory that ran out, as a
-// rule) leaves through C.
+// Runs the body of a C function: a Status becomes its return value, and no exception (usually that memory ran out)
+// leaves the function.
 template <typename F>
 FlashliftError* guarded(F&& body) noexcept {
   try {
@@ -46,7 +46,7 @@ FlashliftError* guarded(F&& body) noexcept {
     return status.ok() ? nullptr : make_error(status.error());
   } catch (const std::exception& exception) {
     return make_error({ErrorKind::kInternal, exception.what()});
-  } catch (...) {  // of a caller's executor
+  } catch (...) {  // from a caller's executor
     return make_error({ErrorKind::kInternal, "an exception of an unknown type was thrown"});
   }
 }

@@ -15,7 +15,7 @@ namespace {
 
 constexpr DLDevice kCpu{kDLCPU, 0};
 
-// A tensor of the shape of `like` as dense numbers.
+// The numbers of a tensor that has the shape of `like`, as a dense vector.
 template <typename Real>
 Result<std::vector<Real>> dense_values(const DLTensor* tensor, const char* name, DType dtype, const TensorView& like) {
   FLASHLIFT_ASSIGN_OR_RETURN(const TensorView view, to_view(tensor, name, kCpu));

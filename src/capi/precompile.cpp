@@ -1,4 +1,4 @@
-// flashlift.h: kernels compiled before they are needed.
+// flashlift.h: compiling kernels before they are needed.
 #include "flashlift/precompile.h"
 
 #include <memory>
@@ -14,7 +14,7 @@ struct FlashliftPrecompiled {
 namespace flashlift::capi {
 namespace {
 
-// An array of the caller's, or nothing where there is none.
+// The caller's array as a vector, which is empty if there is none.
 template <typename T, typename Given>
 Result<std::vector<T>> read_list(const char* name, const Given* items, size_t count) {
   if (items == nullptr && count > 0) {
@@ -49,7 +49,7 @@ Result<PrecompileOptions> read_options(const FlashliftPrecompileOptions* given) 
   return result;
 }
 
-// Of names that need no escapes.
+// The names contain no characters that JSON must escape.
 std::string as_json(const std::vector<PrecompiledKernel>& kernels) {
   std::string list;
   for (const PrecompiledKernel& kernel : kernels) {

@@ -1,4 +1,4 @@
-// What compiling and tuning read alike.
+// Shared by compiling and tuning.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@
 
 namespace flashlift::capi {
 
-// A FlashliftTuningPolicy. Errors: another number.
+// Converts a FlashliftTuningPolicy. Fails for any other number.
 Result<TuningPolicy> to_policy(int32_t policy);
 
 }  // namespace flashlift::capi

@@ -14,11 +14,11 @@
 namespace flashlift::cpu {
 namespace {
 
-// Below so many multiply-adds, waking other threads costs more than they save.
+// With fewer multiply-adds, waking other threads costs more than it saves.
 constexpr double kInlineWork = 200'000;
 
-// body(task, memory of the worker) for every task, taken in their order by as many workers as there are threads. Also
-// in a cancelled call: tasks wait for each other.
+// Calls body(task, memory of the worker) for every task. As many workers as there are threads take the tasks in order.
+// A cancelled call also runs all of them, because tasks wait for each other.
 template <typename Body>
 void for_each_task(int64_t tasks, const Parallel& parallel, int64_t workers, CallMemory& memory, const Body& body) {
   std::atomic<int64_t> next{0};
@@ -32,7 +32,7 @@ void for_each_task(int64_t tasks, const Parallel& parallel, int64_t workers, Cal
   if (workers <= 1) {
     work(0);
   } else {
-    parallel.run(workers, [&work](int64_t worker) { work(worker); });  // one reference: std::function allocates nothing
+    parallel.run(workers, [&work](int64_t worker) { work(worker); });  // one reference: no allocation
   }
 }
 
@@ -65,7 +65,7 @@ class Run {
     captured_.store();
     if (wanted.d_sinks) {
       const int64_t heads = call_.sizes.q_heads;
-      const int64_t shared = wanted.d_sinks->rank == 1 ? heads : 1;  // heads of one task
+      const int64_t shared = wanted.d_sinks->rank == 1 ? heads : 1;  // a task has all heads if they share sinks
       for_each_task(heads / shared, parallel_, workers_, memory_,
                     [&](int64_t i, const WorkerMemory&) { store_sink_gradients(call_, i * shared, (i + 1) * shared); });
     }
@@ -101,7 +101,8 @@ class Run {
     std::uninitialized_value_construct_n(done_, tasks);
     std::atomic<int64_t> committed{0};
     const ChunkLayout layout(call_.kernel, call_.sizes, call_.kv_chunk);
-    // All first chunks, then all second ones: threads work on different heads, and seldom wait for each other's turn.
+    // Runs the first chunk of all heads, then the second chunk of all, and so on: threads then work on different heads,
+    // and seldom wait for each other.
     for_each_task(tasks, parallel_, workers, memory_, [&](int64_t i, const WorkerMemory& memory) {
       const int64_t stream = i % streams;
       float* own = reinterpret_cast<float*>(memory.tiles + layout.bytes);
@@ -152,15 +153,16 @@ class Run {
   int64_t workers_;
   CaptureGradients& captured_;
   CallMemory& memory_;
-  std::atomic<int64_t>* done_;  // of each task of multiply(): see Progress
+  std::atomic<int64_t>* done_;  // the progress of each task of multiply()
   int64_t q_tiles_;
   int64_t chunks_;
   int64_t pairs_;
 };
 
-// The keys of a task. What it packs and sums for them stays in a second-level cache beside the tiles, and there are
-// enough tasks for all threads. The sums into d_q and of each key do not depend on it. Those of captured tensors'
-// gradients do, which therefore take the same whatever the number of threads.
+// The number of keys of a task. A task's packed keys and their sums must fit into a second-level cache beside the
+// tiles, and there must be enough tasks for all threads. This number does not change the bits of d_q and of the keys'
+// gradients. It does change those of captured tensors' gradients: with these it is therefore independent of the number
+// of threads.
 int64_t chunk_keys(const Backward& kernel, const CallSizes& sizes, bool captured, int64_t concurrency) {
   constexpr int64_t kCacheBytes = 1 << 20;
   constexpr int64_t kTasksPerThread = 4;
@@ -179,7 +181,7 @@ int64_t chunk_keys(const Backward& kernel, const CallSizes& sizes, bool captured
   return captured ? config.min_chunk : std::clamp(std::min(cached, shared), config.min_chunk, config.max_chunk);
 }
 
-// Where the pieces of a call's memory lie, and how large they are.
+// The offsets and sizes of the parts of a call's memory.
 struct MemoryLayout {
   MemoryLayout(const Backward& kernel, const CallSizes& sizes, bool wants_dq, const CaptureGradients* captured,
                int64_t concurrency) {

@@ -70,8 +70,8 @@ void store_sink_gradients(const BackwardCall& call, int64_t h_begin, int64_t h_e
 // The progress of each chunk of keys in the sequence of query tiles, which gives the sums of dq a fixed order.
 struct Progress {
   static constexpr int64_t kDone = INT64_MAX;
-  std::atomic<int64_t>* chunks;  // completed tiles of this stream's chunks
-  int64_t stride;                // between two chunks
+  std::atomic<int64_t>* chunks;  // number of completed tiles of this stream's chunks
+  int64_t stride;                // distance between two chunks
 };
 
 // Tiles of keys in a chunk, each with its own visited query tiles.

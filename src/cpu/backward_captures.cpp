@@ -9,7 +9,7 @@
 namespace flashlift::cpu {
 namespace {
 
-// Beyond so many floats a buffer for each task would cost more than the tasks.
+// With more floats, a buffer for each task would cost more than the tasks.
 constexpr int64_t kMaxPrivateFloats = int64_t{1} << 20;
 
 void write(const TensorView& view, int64_t offset, double value) {
@@ -38,7 +38,7 @@ bool is_key(const Program& program, ValueId id) {
 
 CaptureGradients::CaptureGradients(const Problem& problem, const BackwardArguments& arguments, const CallSizes& sizes)
     : problem_(problem), arguments_(arguments) {
-  // An empty tensor has one element that nobody reads.
+  // An empty tensor has one element, which is not used.
   const auto floats = [](const TensorView& gradient) { return std::max<int64_t>(gradient.element_count(), 1); };
   int64_t all = 0;
   for (const std::optional<TensorView>& gradient : arguments.d_captures) {

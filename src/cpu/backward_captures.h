@@ -37,7 +37,7 @@ class CaptureGradients {
 
  private:
   bool each_element_has_one_key(const CallSizes& sizes) const;
-  // Whether a wanted gradient is summed in the caller's memory.
+  // Whether a requested gradient is summed in the caller's memory.
   bool is_in_place(size_t capture) const;
   void store(size_t capture) const;
 

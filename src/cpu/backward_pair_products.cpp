@@ -1,4 +1,4 @@
-// The backward pass's products of bf16 operands.
+// The backward pass's products with bf16 operands.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -81,7 +81,7 @@ void PairProducts::load(int64_t b, int64_t h, int64_t q_begin, int64_t rows) {
       pairs_.transpose(d_out, v_stride, rows, problem_.value_dim, at<Bf16>(layout_.d_out), layout_.rows_stride);
 }
 
-// C (+)= A B^T over a part's keys.
+// C (+)= A B^T for the keys of a part.
 void PairProducts::multiply_keys(const Bf16* a, const ScorePart& part, int64_t depth, const Bf16* panels, float* c,
                                  bool accumulate) {
   panels += part.key * depth;
@@ -102,7 +102,7 @@ void PairProducts::multiply(const ScorePart& part, float* s, float* dp) {
   }
 }
 
-// A part's coefficients as the second operand of a product, with the part's rows as its depth.
+// Packs a part's coefficients as the second operand of a product whose depth is the part's rows.
 void PairProducts::pack_columns(const float* coefficients, const ScorePart& part) {
   Bf16* panel = at<Bf16>(layout_.columns);
   const int64_t depth = padded(part.rows);
@@ -114,7 +114,7 @@ void PairProducts::pack_columns(const float* coefficients, const ScorePart& part
   }
 }
 
-// C += A (the packed coefficients), for the part's keys. A has the tile's rows along its columns, and 0 behind them.
+// C += A (the packed coefficients), for the part's keys. A's columns are the tile's rows, followed by zeros.
 void PairProducts::add_transposed(const Bf16* a, int64_t a_rows, const ScorePart& part, float* c) {
   const Bf16* panel = at<Bf16>(layout_.columns);
   const int64_t depth = padded(part.rows);
@@ -126,7 +126,7 @@ void PairProducts::add_transposed(const Bf16* a, int64_t a_rows, const ScorePart
   }
 }
 
-// The same for a tile with an infinity or NaN.
+// The same for a tile that contains an infinity or NaN.
 void PairProducts::add_elements(const float* coefficients, const ScorePart& part, const MatrixView& b, int64_t width,
                                 float* c) {
   float* row = at<float>(layout_.row);
@@ -168,7 +168,7 @@ void PairProducts::add_to_keys(const ScorePart& part, const float* ds) {
 void PairProducts::add_to_queries(const ScorePart& part, const float* ds, float* dq) {
   float* to = dq + part.row * call_.d_stride;
   if (!keys_finite_[part.key / kv_tile_]) {
-    // From the packed keys: an element's two bytes are the upper ones of its f32.
+    // Unpacks the keys: a bf16 number is the upper two bytes of an f32 number.
     for (int i = 0; i < d_panel_count_; ++i) {
       const int64_t width = d_panels_[i].vectors * kernels_.lanes;
       const Bf16* panel = at<Bf16>(layout_.k) + d_panels_[i].begin * padded(keys_) + part.key * width;
@@ -202,7 +202,7 @@ void PairProducts::add_row_to_value(int64_t key, const float* row) {
   }
 }
 
-// Gradients [width, keys] as the rows of keys.
+// Stores gradients [width, keys] as rows of keys.
 void PairProducts::store_transposed(const TensorView& gradient, int64_t b, int64_t g, const float* from, int64_t width,
                                     int64_t stride, float factor) const {
   float* rows = at<float>(layout_.stored);

@@ -34,7 +34,7 @@ void BackwardProducts::store_rows(const TensorView& gradient, int64_t b, int64_t
   }
 }
 
-// Panels of keys, each `depth` deep, as the second operand of <q, k> and <d_out, v>.
+// Packs keys into panels of depth `depth`, as the second operand of <q, k> and <d_out, v>.
 void F32Products::pack_transposed(const TensorView& tensor, int64_t b, int64_t g, int64_t row, int64_t rows,
                                   int64_t depth, float* to) const {
   for (int64_t c = 0; c < rows; c += kernels_.panel_width) {
@@ -45,7 +45,7 @@ void F32Products::pack_transposed(const TensorView& tensor, int64_t b, int64_t g
   }
 }
 
-// Returns whether all elements are finite.
+// Packs rows into panels. Returns whether all elements are finite.
 bool F32Products::pack_panels(const MatrixView& from, int64_t rows, int64_t width, const Panel* panels, int panel_count,
                               float scale, float* to) const {
   bool finite = true;
@@ -108,7 +108,7 @@ void F32Products::load(int64_t b, int64_t h, int64_t q_begin, int64_t rows) {
                         v_panel_count_, call_.dropout.factor, layout_.d_out, layout_.d_out_rows);
 }
 
-// C = A B^T over a part's keys.
+// C = A B^T for the keys of a part.
 void F32Products::multiply_keys(const Operand& a, const ScorePart& part, int64_t depth, const float* panels, float* c) {
   panels += part.key * depth;
   for (int64_t first = 0; first < part.columns; first += kernels_.panel_width) {

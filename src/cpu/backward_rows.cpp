@@ -1,4 +1,4 @@
-// What a backward pass needs of each row before any product: its softmax and <d_out, out>.
+// Computes what the backward pass needs of each row before its products: the row's softmax and <d_out, out>.
 #include <cmath>
 #include <limits>
 
@@ -14,13 +14,13 @@ namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-// What rounding does to an f32 lse is a relative error of the row's probabilities: here half of 2^-20, eight times
-// f32's own; all of them are lost where a large finite constant masks a row. Beyond, maxima and sums are computed
-// again, and so are those of rows without a key.
+// The f32 rounding of lse is a relative error of the row's probabilities. Up to this size it is half of 2^-20, eight
+// times f32's own; if a large finite constant masks a row, all bits are lost. For a larger lse, and for rows without
+// keys, maxima and sums are computed again.
 constexpr float kTrustedLse = 16;
 
-// Of a row's output over that of a value, the squares of their lengths: about the sum of p^2, and so 1 for a row of one
-// key. Values are measured by a few.
+// The square of an output row's length relative to that of a value. It is about the sum of p^2, and therefore 1 for a
+// row of one key. Only a few values are measured.
 constexpr double kConcentrated = 0.25;
 constexpr int64_t kMeasuredValues = 64;
 
@@ -28,8 +28,8 @@ float f32_at(const TensorView& view, int64_t b, int64_t h, int64_t q) {
   return static_cast<const float*>(view.data)[b * view.strides[0] + h * view.strides[1] + q * view.strides[2]];
 }
 
-// What sums relative to `max` are multiplied by to be relative to `reference`. Sums with a maximum of -inf are 0,
-// or NaN, which must stay.
+// The factor that converts sums relative to `max` to sums relative to `reference`. Sums with a maximum of -inf are 0,
+// or NaN, which must not change.
 double shrink(double max, double reference) {
   return max == reference || max == -kInfinity ? 1.0 : std::exp(max - reference);
 }
@@ -58,12 +58,12 @@ class RowFinder {
       return;
     }
     const AttentionArguments& forward = call_.forward();
-    // What rounding a stored output to 16 bits does to <d_out, out>, or the probabilities that it was summed from, is
-    // an error that all keys of the row share; it can be larger than all others together. sum_p (p dp), which it stands
-    // for, is summed from the scores then.
+    // If a stored output was rounded to 16 bits, or summed from rounded probabilities, the error of <d_out, out> is
+    // common to all keys of the row, and may exceed all other errors together. In that case the scores are used to
+    // compute the equal sum_p (p dp).
     const bool reads_out =
         forward.out.dtype == DType::kF32 && call_.kernel.forward().pairs() == nullptr && !any_row_is_concentrated();
-    // Tasks of few rows sum their scores in another order than the products here do.
+    // Tasks of few rows sum their scores in another order than this pass does.
     bool trusted = forward.lse.has_value() && call_.sizes.group() * call_.sizes.q_len > kDirectRows;
     for (int64_t r = 0; r < rows_; ++r) {
       const float lse = trusted ? f32_at(*forward.lse, b_, h_, q_begin_ + r) : 0;
@@ -92,16 +92,16 @@ class RowFinder {
     return reinterpret_cast<T*>(memory_.tiles + offset);
   }
 
-  // Whether the rows' softmax can be left to the only tile with keys of theirs. Where lse or the output come from
-  // rounding shows most there: the only key of a row has a probability of 1, whatever lse was rounded to.
+  // Whether a single tile has all keys of these rows: that tile then computes their softmax. In such rows, the rounding
+  // of lse or of the output matters most: a row's only key has probability 1, however lse was rounded.
   bool find_sole_block() {
     int32_t& sole = call_.sole_block(b_, h_, q_begin_);
     sole = BackwardCall::kNoBlock;
     const int64_t kv_tile = call_.kernel.config().kv_tile;
-    // Other chunks must know the empty rows if these have gradients.
-    const bool knows_empty =
+    // Other chunks must know which rows are empty if empty rows have gradients.
+    const bool empty_rows_known =
         call_.problem().empty_rows != EmptyRows::kUniform || call_.sizes.kv_len <= call_.kernel.config().min_chunk;
-    if (!call_.multiplies || !knows_empty || (call_.visits.all_full() && call_.sizes.kv_len > kv_tile)) {
+    if (!call_.multiplies || !empty_rows_known || (call_.visits.all_full() && call_.sizes.kv_len > kv_tile)) {
       return false;
     }
     visits::VisitRow& visits = memory_.visits[0];
@@ -110,14 +110,14 @@ class RowFinder {
       return false;
     }
     sole = static_cast<int32_t>(visits.runs[0].begin);
-    for (int64_t r = 0; r < rows_; ++r) {  // for those that have no key after all
+    for (int64_t r = 0; r < rows_; ++r) {  // for rows that turn out to have no key
       states_[r] = row_gradient(call_, b_, h_, q_begin_ + r, {});
     }
     return true;
   }
 
-  // Whether some row's output is nearly one value. d_p - delta is then a difference of nearly equal numbers, in which
-  // rounding cancels only where delta sums the same d_p. Outputs that are means of many values are far shorter.
+  // Whether some row's output is nearly a single value. Then d_p and delta are nearly equal, and the rounding errors of
+  // their difference cancel only if delta sums the same d_p. An output that is the mean of many values is much shorter.
   bool any_row_is_concentrated() {
     const TensorView& v = call_.forward().v;
     const int64_t keys = call_.sizes.kv_len;
@@ -140,7 +140,7 @@ class RowFinder {
   double squares(const MatrixView& row) {
     float* numbers = at<float>(layout_.out);
     call_.kernels().convert_rows(row, 1, call_.problem().value_dim, 1.0f, numbers, call_.v_stride);
-    float sums[4] = {};  // a single one would wait for each addition
+    float sums[4] = {};  // four sums, since each addition to a single one would wait for the one before
     for (int64_t d = 0; d < call_.v_stride; d += 4) {
       for (int64_t i = 0; i < 4; ++i) {
         sums[i] += numbers[d + i] * numbers[d + i];
@@ -157,7 +157,7 @@ class RowFinder {
                                  call_.v_stride);
     call_.kernels().convert_rows(head_rows(call_.arguments.d_out, b_, h_, q_begin_ + r), 1, value_dim, 1.0f, d_out,
                                  call_.v_stride);
-    double sums[4] = {};  // a single one would wait for each addition
+    double sums[4] = {};  // four sums, as above
     for (int64_t d = 0; d < call_.v_stride; d += 4) {
       for (int64_t i = 0; i < 4; ++i) {
         sums[i] += static_cast<double>(out[d + i]) * static_cast<double>(d_out[d + i]);
@@ -166,7 +166,7 @@ class RowFinder {
     return (sums[0] + sums[1]) + (sums[2] + sums[3]);
   }
 
-  // The forward pass with <d_out, v> in place of the values, or without.
+  // The forward pass with <d_out, v> in place of the values, or without values.
   void sum_scores(bool weighted) {
     const int64_t kv_tile = call_.kernel.config().kv_tile;
     load_rows(weighted);
@@ -185,8 +185,8 @@ class RowFinder {
     }
   }
 
-  // q, and d_out if it is wanted, as the first operands of products: of the same ones as ChunkRunner's, so that what
-  // cancels in ds does so to the last bits.
+  // Converts q, and d_out if requested, to the first operands of products. They are identical to those of ChunkRunner,
+  // so that terms of ds cancel exactly.
   void load_rows(bool wants_d_out) {
     const MatrixView q = head_rows(call_.forward().q, b_, h_, q_begin_);
     const MatrixView d_out = head_rows(call_.arguments.d_out, b_, h_, q_begin_);
@@ -268,7 +268,7 @@ class RowFinder {
                                      .code = call_.kernel.forward().score()};
       function(&arguments);
     }
-    float* dp = s;  // any numbers
+    float* dp = s;  // not used: any numbers will do
     if (weighted) {
       dp = at<float>(layout_.dp);
       multiply_values(kv_begin, columns, dp);
@@ -293,7 +293,7 @@ class RowFinder {
   int64_t rows_;
   const PairKernels* pairs_;
   RowGradient* states_;
-  bool has_low_ = false;  // d_out has a second part
+  bool has_low_ = false;  // whether d_out has a second bf16 part
 };
 
 }  // namespace
@@ -322,7 +322,7 @@ RowGradient row_gradient(const BackwardCall& call, int64_t b, int64_t h, int64_t
   if (maximum == -kInfinity) {
     return {.shift = 0, .factor = 0, .delta = 0, .empty = 1};
   }
-  const float shift = static_cast<float>(maximum);  // the factor makes up for its rounding
+  const float shift = static_cast<float>(maximum);  // the factor compensates for its rounding
   const double scale = shrink(sums.max, shift);
   double sum = scale * sums.sum;
   for (int64_t r = 0; r < call.problem().sinks; ++r) {

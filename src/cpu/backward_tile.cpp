@@ -1,5 +1,5 @@
 // The backward pass over a chunk of keys and all queries that see it: which parts of which tiles are multiplied, in
-// which order, and what happens to the scores between the products.
+// which order, and the computation on the scores between the products.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -16,10 +16,10 @@
 namespace flashlift::cpu {
 namespace {
 
-// Gaps between the rows of the scores: without them, rows read down a column would share a few cache sets.
+// Gaps between the rows of scores. Without them, the rows of a column would map to a few cache sets.
 constexpr int64_t kRowGap = 16;
 
-// Products of a tile with a block of keys, each of which brings some of the next tile near.
+// The number of products of a tile with a block of keys. Each of them prefetches a part of the next tile.
 constexpr int64_t kProducts = 5;
 
 struct QueryTile {
@@ -27,8 +27,8 @@ struct QueryTile {
   int64_t h;
   int64_t q_begin;
   int64_t rows;
-  int64_t position;     // in the chunk's sequence
-  bool waited = false;  // for its turn to add to dq
+  int64_t position;     // in the chunk's sequence of tiles
+  bool waited = false;  // whether it has waited for its turn to add to dq
 };
 
 class ChunkRunner {
@@ -81,7 +81,7 @@ class ChunkRunner {
   int64_t chunk_;
   int64_t kv_begin_;
   const Progress& progress_;
-  int64_t first_unfinished_ = 0;  // of the chunks before this one
+  int64_t first_unfinished_ = 0;  // all chunks before this one are finished
   const CaptureView* gradients_;
 };
 
@@ -109,7 +109,7 @@ ScoreArguments ChunkRunner::score_arguments(const ProgramCode* code, const Score
           .code = code};
 }
 
-// Adds a part's scores to the sums of its rows. Leaves products of a problem without programs multiplied by its scale.
+// Adds a part's scores to the sums of its rows. Without programs, the products in s are left unscaled.
 void ChunkRunner::sum_rows(const ScorePart& part, int64_t offset) {
   float* s = at<float>(layout_.s) + offset;
   float* scores = s;
@@ -135,7 +135,7 @@ void ChunkRunner::sum_rows(const ScorePart& part, int64_t offset) {
   }
 }
 
-// s becomes p, and ds the gradient of the products times problem_.scale.
+// Replaces s by p, and ds by the gradient of the products times problem_.scale.
 void ChunkRunner::finish_scores(const QueryTile& tile, const ScorePart& part, int64_t offset, float scale) {
   float* s = at<float>(layout_.s) + offset;
   float* ds = at<float>(layout_.ds) + offset;
@@ -153,8 +153,8 @@ void ChunkRunner::finish_scores(const QueryTile& tile, const ScorePart& part, in
   function(&arguments);
 }
 
-// The chunks before this one add to a query tile first. They were all begun before this one, so that whoever waits
-// waits for a thread that works.
+// Earlier chunks must add to a query tile first. They were all started before this one, so that a waiting thread always
+// waits for a running one.
 void ChunkRunner::wait_for_turn(int64_t position) {
   for (int64_t i = first_unfinished_; i < chunk_; ++i) {
     const std::atomic<int64_t>& other = progress_.chunks[i * progress_.stride];
@@ -169,7 +169,7 @@ void ChunkRunner::wait_for_turn(int64_t position) {
   }
 }
 
-// Lets the products of a tile with `visited` blocks bring near the next tile of queries, if there is one.
+// Makes the products of a tile with `visited` blocks prefetch the next tile of queries, if there is one.
 void ChunkRunner::expect_tile(int64_t b, int64_t h, int64_t tile, int64_t visited) {
   const int64_t q_begin = tile * config_.q_tile;
   const int64_t rows = std::min(call_.sizes.q_len - q_begin, config_.q_tile);
@@ -229,7 +229,8 @@ void ChunkRunner::run_tile(int64_t b, int64_t h, int64_t tile, int64_t position,
   }
 }
 
-// What the halves of a partial tile need: on a causal diagonal, less than half of it. Returns how many parts that is.
+// Splits a partial tile in halves and trims each: on a causal diagonal, this leaves less than half of the tile. Returns
+// the number of parts.
 int ChunkRunner::find_parts(const QueryTile& tile, const ScorePart& whole, ScorePart (&parts)[2]) {
   const int64_t half = config_.kv_tile / 2;
   static_assert(BackwardConfig{}.kv_tile / 2 % 64 == 0, "whole panels, and whole counters of dropout");
@@ -255,7 +256,7 @@ int ChunkRunner::find_parts(const QueryTile& tile, const ScorePart& whole, Score
   return count;
 }
 
-// Leaves off the first and last rows that none of the part's keys is kept for; false if that is all of them.
+// Removes the first and last rows that keep none of the part's keys. Returns false if no row is left.
 bool ChunkRunner::trim(const QueryTile& tile, ScorePart& part) {
   std::vector<score::Interval>& scratch = memory_.visits[0].scratch;
   const RowRange rows = trim_rows({0, tile.rows}, [&](int64_t begin, int64_t end) {
@@ -273,12 +274,12 @@ bool ChunkRunner::trim(const QueryTile& tile, ScorePart& part) {
   return part.rows > 0;
 }
 
-// <q, k> and <d_out, v>, from element `offset` of s and ds on.
+// Computes <q, k> and <d_out, v> into s and ds, starting at element `offset`.
 void ChunkRunner::multiply(const ScorePart& part, int64_t offset) {
   products_.multiply(part, at<float>(layout_.s) + offset, at<float>(layout_.ds) + offset);
 }
 
-// What the probabilities and gradients from element `offset` of s and ds on add to d_v, d_k and dq.
+// Adds the products of the probabilities and gradients in s and ds, starting at element `offset`, to d_v, d_k and dq.
 void ChunkRunner::add_products(QueryTile& tile, const ScorePart& part, int64_t offset) {
   const float* p = at<float>(layout_.s) + offset;
   const float* ds = at<float>(layout_.ds) + offset;
@@ -299,15 +300,15 @@ void ChunkRunner::add_products(QueryTile& tile, const ScorePart& part, int64_t o
 
 void ChunkRunner::run_part(QueryTile& tile, const ScorePart& part) {
   multiply(part, 0);
-  // What was left out has p = 0 beside v, but its score still has a gradient through the row sum. The factor of what
-  // stays is in d_out.
+  // A dropped key has p = 0 in the product with v, but its score still has a gradient through the row sum. d_out
+  // already contains the factor of kept keys.
   drop_out(at<float>(layout_.ds), part);
   finish_scores(tile, part, 0, problem_.scale);
   drop_out(at<float>(layout_.s), part);
   add_products(tile, part, 0);
 }
 
-// As run_part(), for a tile with all keys of its rows, whose softmax is found here.
+// Like run_part(), for a tile with all keys of its rows, whose softmax is computed here.
 void ChunkRunner::run_sole_block(QueryTile& tile, const ScorePart& whole) {
   ScorePart parts[2] = {whole};
   const int count = whole.partial ? find_parts(tile, whole, parts) : 1;
@@ -332,7 +333,7 @@ void ChunkRunner::run_sole_block(QueryTile& tile, const ScorePart& whole) {
   }
 }
 
-// Query tiles in rising order, each against all blocks of the chunk that it sees.
+// Visits query tiles in ascending order, each with all blocks of the chunk that it sees.
 void ChunkRunner::run_head(int64_t b, int64_t h, int64_t first_position) {
   const std::span<visits::VisitRow> visits = memory_.visits;
   size_t next[kMaxBlocks] = {};
@@ -365,7 +366,7 @@ void ChunkRunner::run_head(int64_t b, int64_t h, int64_t first_position) {
   }
 }
 
-// A row without keys that gives the mean of all values passes its gradient on to each of them.
+// A row without keys whose output is the mean of all values passes its gradient on to each value.
 void ChunkRunner::add_uniform_rows(int64_t b, int64_t g) {
   float* row = at<float>(layout_.row);
   const float factor = call_.dropout.factor / static_cast<float>(call_.sizes.kv_len);
@@ -409,14 +410,14 @@ ChunkLayout::ChunkLayout(const Backward& kernel, const CallSizes& sizes, int64_t
   const bool splits_d_out = kernel.forward().problem().d_out_dtype() != DType::kBF16;
   const int64_t multiple = pairs == nullptr ? 1 : pairs->depth_multiple;
   const size_t element = pairs == nullptr ? sizeof(float) : sizeof(Bf16);
-  // What a depth that is padded needs.
+  // Padding of the depth.
   const int64_t q_width = round_up(head_dim, multiple);
   const int64_t v_width = round_up(value_dim, multiple);
   const int64_t chunk = round_up(kv_chunk, multiple);
   LayoutCounter counter;
   s_stride = config.kv_tile + kRowGap;
   keys_stride = round_up(kv_chunk, int64_t{kernel.forward().kernels().lanes}) + kRowGap;
-  rows_stride = round_up(rows, multiple) + multiple;  // a part may begin at any row
+  rows_stride = round_up(rows, multiple) + multiple;  // a part may start at any row
   kt = counter.take(kv_chunk * q_width, element);
   k = counter.take(chunk * kernel.d_stride(), element);
   vt = counter.take(kv_chunk * v_width, element);

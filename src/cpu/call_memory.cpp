@@ -4,7 +4,7 @@
 
 namespace flashlift::cpu {
 
-// A stack: the memory used last is the one whose pages are in the caches.
+// A stack: the pages of the most recently used memory are in the caches.
 struct UnusedMemory {
   ~UnusedMemory() {
     while (first != nullptr) {

@@ -19,14 +19,14 @@
 namespace flashlift::cpu {
 namespace {
 
-// Below so many multiply-adds, waking other threads costs more than they save.
+// With fewer multiply-adds, waking other threads costs more than it saves.
 constexpr double kInlineWork = 400'000;
 
 CallSizes sizes_of(const Problem& problem, const AttentionArguments& arguments) {
   return {arguments.q.sizes[0], problem.q_heads, problem.kv_heads, arguments.q.sizes[2], kv_length(problem, arguments)};
 }
 
-// The tasks of one call, taken one after the other by as many workers as there are threads.
+// The tasks of one call. As many workers as there are threads take them in order.
 class Work {
  public:
   Work(const ForwardCall& call, const Parallel& parallel, const Partition& partition, const TileLayout& layout,
@@ -74,7 +74,7 @@ class Work {
 }  // namespace
 
 Status ForwardConfig::verify() const {
-  constexpr int64_t kMostKeys = 512;  // more scores than the second-level cache holds
+  constexpr int64_t kMostKeys = 512;  // more scores would not fit into the second-level cache
   if (q_tile < kVisitRows || q_tile > ForwardConfig{}.q_tile || q_tile % kVisitRows != 0) {
     return invalid_argument("q_tile is {}; expected a multiple of {} up to {}", q_tile, kVisitRows,
                             ForwardConfig{}.q_tile);
@@ -95,7 +95,7 @@ Result<Forward> Forward::compile(const Problem& problem, const TileKernels& kern
   forward.config_ = config;
   int exponent = 0;
   const float mantissa = std::frexp(problem.scale, &exponent);
-  // Huge and tiny powers could overflow or lose bits of small queries.
+  // A power of two is exact, unless it is so large or small that it overflows or loses bits of small queries.
   const bool exact = std::abs(mantissa) == 0.5f && std::abs(exponent) < 16;
   (exact ? forward.operand_scale_ : forward.score_scale_) = problem.scale;
   if (problem.score_mod || problem.mask_mod) {
@@ -106,7 +106,7 @@ Result<Forward> Forward::compile(const Problem& problem, const TileKernels& kern
 
 Status Forward::run(const AttentionArguments& arguments, const Parallel& parallel) const {
   const CallSizes sizes = sizes_of(problem_, arguments);
-  // In floating point: broadcast tensors may have sizes whose product is beyond any integer.
+  // Computed in floating point: the sizes of broadcast tensors may have a product that overflows any integer.
   const double multiply_adds = static_cast<double>(sizes.batch * sizes.q_heads) * static_cast<double>(sizes.q_len) *
                                static_cast<double>(sizes.kv_len) *
                                static_cast<double>(problem_.head_dim + problem_.value_dim);
@@ -115,7 +115,7 @@ Status Forward::run(const AttentionArguments& arguments, const Parallel& paralle
   if (partition.tasks() == 0) {
     return {};
   }
-  CaptureView captures[2 * kMaxCaptures];  // of two programs
+  CaptureView captures[2 * kMaxCaptures];  // for both programs
   for (size_t i = 0; i < arguments.captures.size(); ++i) {
     captures[i] = capture_view(arguments.captures[i]);
   }

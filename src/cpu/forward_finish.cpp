@@ -16,15 +16,15 @@ constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 
 struct RowFactors {
-  double scale;  // of the accumulated output
+  double scale;  // multiplies the accumulated output
   double lse;
   bool empty = false;
 };
 
-// Rows whose sums' logarithms are taken together.
+// The number of rows whose logarithms are computed together.
 constexpr int64_t kLogRows = 64;
 
-// log_sum is that of the state's sum, if lse is wanted.
+// log_sum: the logarithm of state.sum, if lse is requested.
 RowFactors row_factors(const ForwardCall& call, int64_t h, const RowState& state, double log_sum) {
   const Problem& problem = call.kernel.problem();
   double maximum = state.max;
@@ -40,7 +40,7 @@ RowFactors row_factors(const ForwardCall& call, int64_t h, const RowState& state
   if (maximum == -kInfinity) {
     return {0, problem.empty_rows == EmptyRows::kNan ? kNan : -kInfinity, true};
   }
-  // Without sinks the common factor of sum and output cancels, and needs no exponential.
+  // Without sinks, the common factor of sum and output cancels, so that no exponential is needed.
   const double base = exponent_base(state.max);
   if (problem.sinks == 0 && problem.normalize) {
     return {1.0 / state.divisor, base + log_sum};
@@ -55,7 +55,7 @@ RowFactors row_factors(const ForwardCall& call, int64_t h, const RowState& state
   if (problem.normalize) {
     return {weight / (state.divisor * weight + sinks), lse};
   }
-  // Callers divide by what lse gives, the sum of the unrounded probabilities.
+  // Callers divide by the sum of the unrounded probabilities, which lse contains.
   return {has_key ? weight * state.sum / state.divisor : 0.0, lse};
 }
 
@@ -70,7 +70,7 @@ float element(const TensorView& view, int64_t offset) {
   }
 }
 
-// The values' mean (their sum, unnormalised). Reads all of V for a row: empty rows are rare.
+// Writes the mean of the values (or their sum, unnormalised). Reads all of V for each row, since empty rows are rare.
 void uniform_row(const ForwardCall& call, const FinishedRows& rows, int64_t q, float* out) {
   const Problem& problem = call.kernel.problem();
   const TensorView& v = call.arguments.v;
@@ -88,7 +88,7 @@ void uniform_row(const ForwardCall& call, const FinishedRows& rows, int64_t q, f
   }
 }
 
-// The output of a row that no key or sink, or a NaN, leaves nothing to divide by.
+// Writes the output of a row without a divisor, because it has no key and no sink, or contains a NaN.
 void special_row(const ForwardCall& call, const FinishedRows& rows, int64_t q, const RowFactors& factors, float* out) {
   const Problem& problem = call.kernel.problem();
   const bool nan = std::isnan(factors.scale) || problem.empty_rows == EmptyRows::kNan;
@@ -98,7 +98,7 @@ void special_row(const ForwardCall& call, const FinishedRows& rows, int64_t q, c
   }
 }
 
-// Where the rows' elements of lse or of the row maxima are, or null.
+// The position of the rows' elements of lse or of the row maxima, or null.
 float* row_elements(const std::optional<TensorView>& view, const FinishedRows& rows) {
   return view ? static_cast<float*>(view->data) + rows.b * view->strides[0] + rows.h * view->strides[1] +
                     rows.q * view->strides[2]
@@ -155,7 +155,7 @@ void combine_splits(const ForwardCall& call, const Task& task, const float* part
     const double base = exponent_base(state.max);
     for (int64_t i = 0; i < splits; ++i) {
       const float* part = first + i * task_stride;
-      // A part whose maximum is -inf has only zeros, or NaN, which must stay.
+      // A part with a maximum of -inf contains only zeros, or NaN, which must not change.
       const bool neutral = part[0] == state.max || part[0] == -std::numeric_limits<float>::infinity();
       const float weight = neutral ? 1.0f : static_cast<float>(std::exp(exponent_base(part[0]) - base));
       state.sum += part[1] * weight;

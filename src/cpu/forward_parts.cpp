@@ -8,16 +8,17 @@
 namespace flashlift::cpu {
 namespace {
 
-// No more tiles are looked at once so many in a row could not be made smaller.
+// After this many successive tiles that could not be trimmed, the search stops.
 constexpr int kTrimTries = 8;
 
-// Keys that partial tiles are cut to: whole vectors, an even number of them, which keeps the order of a row's sums.
+// Partial tiles are trimmed to multiples of this many keys: whole vectors, in an even number, which preserves the order
+// of a row's sums.
 constexpr int64_t kTrimColumns = 32;
-// With dropout: whole counters of its generator.
+// With dropout, a multiple of the numbers that its generator makes from one counter.
 constexpr int64_t kDropoutColumns = 64;
 static_assert(ForwardConfig{}.kv_tile % kDropoutColumns == 0);
 
-// Parts of all lists together. A call with more row tiles or blocks than they hold has enough else to do.
+// The number of parts in all lists together. A call that exceeds it takes so long that sharing the lists saves little.
 constexpr int64_t kSharedParts = 4096;
 
 }  // namespace
@@ -76,7 +77,7 @@ PartFinder::PartFinder(const ForwardCall& call, const Task& task, visits::VisitR
       kv_tile_(call.kernel.config().kv_tile),
       groups_(divide_up(task.rows(), kVisitRows)),
       visits_(visits),
-      block_(task.kv_begin / kv_tile_ - 1) {  // a split begins at a whole block
+      block_(task.kv_begin / kv_tile_ - 1) {  // a split starts at a whole block
   if (shared != nullptr) {
     known_ = shared->ready(task.rows());
     is_known_ = !known_.empty();
@@ -117,7 +118,7 @@ std::span<const Part> PartFinder::next() {
   return parts;
 }
 
-// Rows of several heads: the box around them. Without keys.
+// The bounding box of rows, which may be of several heads. Its keys are not set.
 visits::TileBox PartFinder::box(int64_t row_begin, int64_t row_end) const {
   const int64_t first_head = row_begin / task_.q_count;
   const int64_t last_head = (row_end - 1) / task_.q_count;
@@ -140,7 +141,7 @@ visits::TileKind PartFinder::kind_at(int64_t group, int64_t block) {
   return next < runs.size() && runs[next].begin <= block ? runs[next].kind : visits::TileKind::kSkipped;
 }
 
-// The next block that some rows visit, or one behind the last.
+// The next block that some row visits, or one past the last block.
 int64_t PartFinder::block_after(int64_t block) const {
   int64_t next = divide_up(task_.kv_end, kv_tile_);
   for (int64_t i = 0; i < groups_; ++i) {
@@ -164,7 +165,7 @@ void PartFinder::Found::add(const Part& part) {
   }
 }
 
-// Leaves out the first and last keys that none of the rows sees; false if those are all.
+// Removes the first and last keys that no row sees. Returns false if none is left.
 bool PartFinder::trim_columns(Part& part) {
   const int64_t step = call_.dropout.is_active() ? kDropoutColumns : kTrimColumns;
   visits::TileBox tile = box(part.row_begin, part.row_end);
@@ -187,7 +188,7 @@ bool PartFinder::trim_columns(Part& part) {
   return part.columns > 0;
 }
 
-// Of a partial tile, what each few of its rows need.
+// Adds the trimmed parts of a partial tile, one for each few rows.
 void PartFinder::add_trimmed(const Part& whole, Found& found) {
   bool smaller = false;
   for (int64_t row = whole.row_begin; row < whole.row_end; row += kTrimRows) {

@@ -57,7 +57,7 @@ class TaskRunner {
   void pack_keys(int64_t kv_begin, int64_t columns);
   void pack_values(int64_t kv_begin, int64_t columns);
   bool pack_value_pairs(MatrixView values, int64_t columns);
-  // body(first, count, place) for keys of a block that lie one after the other: all, or those of a page.
+  // Calls body(first, count, place) for each contiguous range of a block's keys: all of them, or those of a page.
   template <typename Body>
   void for_pieces(int64_t kv_begin, int64_t columns, const Body& body) const;
   void dot_keys(int64_t kv_begin, int64_t columns);
@@ -76,14 +76,14 @@ class TaskRunner {
   const ForwardCall& call_;
   const Problem& problem_;
   const TileKernels& kernels_;
-  const PairKernels* pairs_;  // null: all products in f32
+  const PairKernels* pairs_;  // null if all products are in f32
   const Task& task_;
   const TileLayout& layout_;
   float* q_;
-  const float* queries_;  // q_, or the caller's where these lie as products in f32 read them
+  const float* queries_;  // q_, or the caller's queries if f32 products can read them directly
   float* k_;
   float* v_;
-  const float* values_;  // of the packed block; likewise v_, or the caller's
+  const float* values_;  // of the packed block: v_, or the caller's values if products can read them directly
   float* s_;
   float* o_;
   float* maxima_;
@@ -95,13 +95,13 @@ class TaskRunner {
   PartFinder parts_;
   Panel panels_[32];
   int panel_count_;
-  int64_t packed_ = 0;  // keys of the packed block
+  int64_t packed_ = 0;  // number of keys in the packed block
   bool values_finite_ = true;
-  std::bitset<kMaxVisitGroups> loaded_;  // the groups of rows whose queries are there
+  std::bitset<kMaxVisitGroups> loaded_;  // groups of rows whose queries are loaded
   PrefetchQueue prefetches_;
 };
 
-// The task's queries as they lie, if products in f32 read them so: neither converted nor scaled.
+// The caller's queries if f32 products can read them without conversion or scaling, otherwise null.
 const float* TaskRunner::dense_queries() const {
   const TensorView& q = call_.arguments.q;
   const bool dense = q.dtype == DType::kF32 && q.strides[3] == 1 && q.strides[2] == problem_.head_dim &&
@@ -111,7 +111,7 @@ const float* TaskRunner::dense_queries() const {
              : nullptr;
 }
 
-// Queries as the products read them. The keys have the scale where f32 keys are packed.
+// Converts queries for the products. If f32 keys are packed, these contain the scale.
 void TaskRunner::load_queries(int64_t row_begin, int64_t row_end) {
   for (int64_t row = row_begin; row < row_end;) {
     const int64_t h = task_.h_begin + row / task_.q_count;
@@ -133,7 +133,7 @@ void TaskRunner::load_queries(int64_t row_begin, int64_t row_end) {
   }
 }
 
-// A row's queries are read when its first keys come, and were brought near before that.
+// A row's queries are loaded when its first keys are multiplied. They were prefetched before.
 void TaskRunner::load_new_queries(const Part& part) {
   for (int64_t group = part.row_begin / kVisitRows; group * kVisitRows < part.row_end; ++group) {
     if (!loaded_[static_cast<size_t>(group)]) {
@@ -143,8 +143,8 @@ void TaskRunner::load_new_queries(const Part& part) {
   }
 }
 
-// Keys (or values) from kv_begin on as one matrix. Paged ones are gathered, which costs little beside packing them, and
-// so are those that direct products could not read as vectors.
+// The keys (or values) from kv_begin on as one matrix. Gathers paged ones, which costs little compared to packing them,
+// and those that direct products could not read as vectors.
 MatrixView TaskRunner::key_rows(const TensorView& tensor, int64_t kv_begin, int64_t columns) {
   const bool scattered = layout_.direct && tensor.strides[3] != 1;
   if (problem_.page_size == 0 && !scattered) {
@@ -217,7 +217,7 @@ void TaskRunner::pack_values(int64_t kv_begin, int64_t columns) {
   }
 }
 
-// False where an element is infinite or NaN: such a block is multiplied in f32, see multiply_kept_values().
+// Returns false if an element is infinite or NaN: such a block is multiplied in f32 by multiply_kept_values().
 bool TaskRunner::pack_value_pairs(MatrixView values, int64_t columns) {
   const std::byte* base = static_cast<const std::byte*>(values.data);
   const int64_t depth = round_up(columns, pairs_->depth_multiple);
@@ -270,7 +270,7 @@ void TaskRunner::multiply_values(const Part& part) {
   }
 }
 
-// After the softmax, whose sums are those without dropout.
+// Runs after the softmax, whose sums do not include dropout.
 void TaskRunner::drop_out(const Part& part) {
   for (int64_t r = 0; r < part.rows(); ++r) {
     const RowCoordinates& at = coordinates_[part.row_begin + r];
@@ -284,8 +284,8 @@ void TaskRunner::drop_out(const Part& part) {
   }
 }
 
-// A masked key takes no part even if its value is infinite or NaN, where 0 times the value would give NaN. Such blocks
-// are rare (values that were never written, behind a padding mask), so they pay for it alone.
+// A masked key must have no effect even if its value is infinite or NaN, although 0 times the value would be NaN. Such
+// blocks are rare (for example uninitialised values after the end of a sequence), and only they have this cost.
 void TaskRunner::note_kept(const Part& part) {
   for (int64_t r = 0; r < part.rows(); ++r) {
     for (int64_t c = 0; c < part.columns; ++c) {
@@ -312,7 +312,7 @@ void TaskRunner::multiply_kept_values(const Part& part) {
   }
 }
 
-// The keys of a part may begin and end within a panel.
+// A part may start and end within a panel.
 void TaskRunner::multiply_keys(const Part& part) {
   const int64_t width = kernels_.panel_width;
   const int64_t depth = layout_.q_stride;
@@ -345,7 +345,7 @@ void TaskRunner::for_pieces(int64_t kv_begin, int64_t columns, const Body& body)
   }
 }
 
-// Values come near while the keys are read, and the next block's keys while the values are.
+// Prefetches values while keys are read, and the next block's keys while values are read.
 void TaskRunner::dot_keys(int64_t kv_begin, int64_t columns) {
   const TensorView& k = call_.arguments.k;
   const auto dot = [&](const MatrixView& keys, int64_t first, int64_t count, const MatrixView& next) {
@@ -383,7 +383,7 @@ void TaskRunner::add_values(int64_t kv_begin, int64_t columns) {
   });
 }
 
-// Few rows read keys and values once, as they lie: packing them would be most of the work.
+// With few rows, keys and values are read once and not packed, because packing would be most of the work.
 void TaskRunner::run_direct(int64_t block, bool partial) {
   const int64_t rows = task_.rows();
   const int64_t kv_begin = block * kv_tile_;
@@ -402,7 +402,7 @@ void TaskRunner::run_direct(int64_t block, bool partial) {
   float* before = v_;
   std::copy_n(o_, outputs, before);
   add_values(kv_begin, columns);
-  if (!kernels_.all_finite(o_, outputs)) {  // perhaps 0 times the infinite or NaN value of a key that takes no part
+  if (!kernels_.all_finite(o_, outputs)) {  // possibly 0 times the infinite or NaN value of a masked key
     std::copy_n(before, outputs, o_);
     for (int64_t r = 0; r < rows; ++r) {
       for (int64_t c = 0; c < columns; ++c) {
@@ -442,8 +442,8 @@ void TaskRunner::expect_queries(int64_t group) {
        problem_.head_dim);
 }
 
-// Lets the products of a block's parts bring near what is read after them: queries of rows that come for the first
-// time, and the next block's keys and values.
+// Makes the products of a block's parts prefetch what is read next: the queries of new rows, and the next block's keys
+// and values.
 void TaskRunner::expect_next(std::span<const Part> parts, std::span<const Part> next) {
   prefetches_ = {};
   std::bitset<kMaxVisitGroups> expected = loaded_;
@@ -484,7 +484,7 @@ void TaskRunner::visit_block(std::span<const Part> parts, std::span<const Part> 
     load_new_queries(part);
     run_part(part);
   }
-  drain(kernels_, prefetches_);  // where products had no time for it
+  drain(kernels_, prefetches_);  // what the products did not prefetch
 }
 
 void TaskRunner::run() {
@@ -550,7 +550,7 @@ TileLayout::TileLayout(const Forward& kernel, int64_t rows) {
   q = counter.take(rows * q_stride, element);
   k = counter.take(kv_tile * q_stride, element);
   v = counter.take(kv_tile * o_stride, sizeof(float));
-  // finish() borrows the scores for one row of output.
+  // finish() uses the memory of the scores for one row of output.
   s = counter.take(std::max(std::min(rows, kVisitRows * kRunGroups) * kv_tile, o_stride), sizeof(float));
   o = counter.take(rows * o_stride, sizeof(float));
   maxima = counter.take(rows, sizeof(float));

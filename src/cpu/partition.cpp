@@ -7,9 +7,9 @@
 namespace flashlift::cpu {
 namespace {
 
-// Fewer rows than this leave the packing of the keys poorly amortised. Tiles are multiples of it.
+// With fewer rows, the packing of keys costs too much for each row. Tiles are multiples of this.
 constexpr int64_t kMinRows = 48;
-// Enough tasks for the largest sockets when a decode step is split over its keys.
+// If a decode step is split over its keys, this gives enough tasks for the largest sockets.
 constexpr int64_t kSplitTasks = 32;
 constexpr int64_t kSplitMinKeys = 512;
 
@@ -22,10 +22,10 @@ Partition::Partition(const CallSizes& sizes, const ForwardConfig& config, int co
   if (pairs == 0 || rows_per_pair == 0) {
     return;
   }
-  // Smaller tiles where there would be too few tasks to keep the threads evenly loaded.
+  // Smaller tiles if there would be too few tasks to load the threads evenly.
   const int64_t wanted = concurrency > 1 ? divide_up(pairs * rows_per_pair, int64_t{4} * concurrency) : max_rows;
   const int64_t rows = std::clamp(round_up(wanted, kMinRows), kMinRows, max_rows);
-  // Tiles of even sizes: a small last one would pack all keys for a few rows.
+  // Tiles of equal sizes: a small last tile would pack all keys for a few rows.
   q_per_tile_ = std::min(sizes.q_len, round_up(divide_up(sizes.q_len, divide_up(sizes.q_len, rows)), kMinRows));
   heads_per_tile_ = std::clamp<int64_t>(rows / sizes.q_len, 1, sizes.group());
   head_tiles_ = divide_up(sizes.group(), heads_per_tile_);

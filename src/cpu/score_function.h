@@ -26,7 +26,7 @@ struct CaptureView {
   int64_t strides[kMaxRank];
 };
 
-// Owns what a function of programs needs.
+// Owns the data that a function of programs needs.
 class ProgramCode {
  public:
   virtual ~ProgramCode() = default;
@@ -44,27 +44,27 @@ struct ScoreArguments {
   float* maxima;                      // [rows] out: each row's largest score (NaN ignored)
   int32_t q_len;
   int32_t kv_len;
-  float scale;              // from the dot products to what the programs call score
-  const ProgramCode* code;  // whose function is called: the interpreter's know their programs by it
+  float scale;              // converts dot products to the scores that programs read
+  const ProgramCode* code;  // the function's own object, by which the interpreter finds its programs
 };
 using ScoreFunction = void (*)(const ScoreArguments*);
 
 // Owns the code of one pair of programs.
 class CompiledScore : public ProgramCode {
  public:
-  // Applies both programs; any number of columns.
+  // Applies both programs, for any number of columns.
   ScoreFunction masked = nullptr;
-  // Leaves the mask program out: for tiles where it is true throughout. Columns must be whole vectors. Null when there
-  // is no score_mod.
+  // Omits the mask program, for tiles where it is true everywhere. The number of columns must be a multiple of whole
+  // vectors. Null without a score_mod.
   ScoreFunction unmasked = nullptr;
 };
 
-// What the compiled gradient code is called with. Its layout is known to jit/gradient_emitter.cpp.
+// The arguments of compiled gradient code. jit/gradient_emitter.cpp depends on its layout.
 struct GradientArguments {
   ScoreArguments scores;  // s becomes the probabilities, 0 where masked and in the padding; maxima is not used
-  float* ds;              // in: dp = <d_out, v>; out: the gradient of scale * <q, k>. Laid out as s is
+  float* ds;              // in: dp = <d_out, v>; out: the gradient of scale * <q, k>; same layout as s
   const RowGradient* rows;
-  // Dense f32 accumulators in the order of Problem::captures, of the captured tensors whose gradients are wanted; no
+  // Dense f32 accumulators of the captured tensors whose gradients are requested, in the order of Problem::captures. No
   // size is 0.
   const CaptureView* gradients;
 };
@@ -77,8 +77,8 @@ class CompiledGradient : public ProgramCode {
   GradientFunction unmasked = nullptr;  // as CompiledScore::unmasked
 };
 
-// Which function of a CompiledScore or CompiledGradient a tile needs, whose columns are whole vectors or not. Null if
-// none: without programs, and on a full tile of a problem that only masks.
+// The function of a CompiledScore or CompiledGradient for a tile; `whole`: its columns are whole vectors. Null if none
+// is needed: without programs, and on a full tile of a problem that has only a mask.
 template <typename Compiled>
 auto function_for_tile(const Compiled* compiled, const Problem& problem, bool partial, bool whole) {
   using Function = decltype(compiled->masked);
@@ -95,9 +95,9 @@ bool compiles_programs(Isa isa);
 Result<std::shared_ptr<const CompiledGradient>> compile_gradient(const Problem& problem, Isa isa,
                                                                  const std::vector<bool>& wants_gradient);
 
-// Compiles the programs of a verified problem, of which there is at least one.
+// Compiles the programs of a verified problem, which has at least one.
 Result<std::shared_ptr<const CompiledScore>> compile_score(const Problem& problem, Isa isa);
-// The same code as assembly text, for people to read.
+// The same code as readable assembly text.
 Result<std::string> score_assembly(const Problem& problem, Isa isa);
 
 }  // namespace flashlift::cpu

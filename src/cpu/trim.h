@@ -1,4 +1,4 @@
-// Rows of a partial tile that need not be looked at.
+// Finds rows of a partial tile that need not be computed.
 #pragma once
 
 #include <algorithm>
@@ -6,7 +6,7 @@
 
 namespace flashlift::cpu {
 
-// So many rows are judged together: a multiple of every micro-kernel's rows.
+// The number of rows that are tested together: a multiple of every micro-kernel's rows.
 inline constexpr int64_t kTrimRows = 12;
 
 struct RowRange {
@@ -14,7 +14,7 @@ struct RowRange {
   int64_t end;
 };
 
-// Leaves off the first and last rows that are skipped(begin, end); there may be none left.
+// Removes the first and last rows for which skipped(begin, end) is true; no row may be left.
 template <typename Skipped>
 RowRange trim_rows(RowRange rows, const Skipped& skipped) {
   const RowRange all = rows;

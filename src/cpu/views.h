@@ -1,4 +1,4 @@
-// Tensors as the kernels read them.
+// Converts tensors to the views that kernels read.
 #pragma once
 
 #include <algorithm>
@@ -13,7 +13,7 @@ inline CaptureView capture_view(const TensorView& tensor) {
   std::copy_n(tensor.sizes.begin(), kMaxRank, view.sizes);
   std::copy_n(tensor.strides.begin(), kMaxRank, view.strides);
   if (tensor.element_count() == 0) {
-    // Clamping has nowhere to go in an empty tensor: loads give 0, as the interpreter has it.
+    // There is no index to clamp to in an empty tensor: loads give 0, as in the interpreter.
     static constexpr int64_t kZeros[1] = {};
     view.data = kZeros;
     std::fill_n(view.sizes, kMaxRank, int64_t{1});
@@ -22,14 +22,14 @@ inline CaptureView capture_view(const TensorView& tensor) {
   return view;
 }
 
-// The rows of one head from `row` on.
+// The rows of one head, starting with `row`.
 inline MatrixView head_rows(const TensorView& tensor, int64_t b, int64_t h, int64_t row) {
   const int64_t offset = b * tensor.strides[0] + h * tensor.strides[1] + row * tensor.strides[2];
   return {static_cast<const std::byte*>(tensor.data) + offset * static_cast<int64_t>(size_in_bytes(tensor.dtype)),
           tensor.dtype, tensor.strides[2], tensor.strides[3]};
 }
 
-// The matrix from one of its rows on.
+// The matrix, starting with this row.
 inline MatrixView row_of(const MatrixView& matrix, int64_t row) {
   const int64_t bytes = row * matrix.row_stride * static_cast<int64_t>(size_in_bytes(matrix.dtype));
   return {static_cast<const std::byte*>(matrix.data) + bytes, matrix.dtype, matrix.row_stride, matrix.column_stride};

@@ -8,7 +8,7 @@
 namespace flashlift::database {
 namespace {
 
-// From sqlite3.h, where these numbers are part of the interface.
+// From sqlite3.h. These numbers are part of the stable interface.
 constexpr int kOk = 0;
 constexpr int kReadOnly = 8;
 constexpr int kInputOutput = 10;
@@ -24,10 +24,10 @@ constexpr int kOpenFullMutex = 0x10000;
 constexpr int kOpenNoFollow = 0x01000000;
 void* const kCopied = reinterpret_cast<void*>(intptr_t{-1});  // SQLITE_TRANSIENT
 
-// Long enough for another process's few rows.
+// Enough time for another process to write its few rows.
 constexpr int kPatienceMilliseconds = 5000;
 
-// Of a text in a row, or a whole one: as long as a problem's text may be.
+// The length limit of a text or a row, equal to the limit of a problem's text.
 constexpr int kMostRowBytes = 4 << 20;
 constexpr int kLimitLength = 0;  // SQLITE_LIMIT_LENGTH
 
@@ -54,7 +54,7 @@ bool find(void* library, const char* name, Function& function) {
   return function != nullptr;
 }
 
-// The loader's, or the one of a Python environment that this library is installed in:
+// The loader's library, or that of the Python environment in which this library is installed:
 // lib/python3.N/site-packages/flashlift/lib below its prefix.
 void* load() {
   if (void* library = dlopen("libsqlite3.so.0", RTLD_NOW | RTLD_LOCAL)) {
@@ -92,7 +92,7 @@ Result<const Library*> find_library() {
   return found;
 }
 
-// Only where a connection is open, hence the library is there.
+// Only called while a connection is open, so that the library exists.
 const Library& library() { return **find_library(); }
 
 }  // namespace
@@ -111,7 +111,7 @@ Result<Connection> Connection::open(const std::filesystem::path& file, Access ac
   const int flags = access == Access::kRead ? kOpenReadOnly : kOpenReadWrite | kOpenCreate;
   void* database = nullptr;
   const int code = sqlite->open(file.c_str(), &database, flags | kOpenFullMutex | kOpenNoFollow, nullptr);
-  Connection connection(database, file);  // SQLite gives one even where it fails, which tells why
+  Connection connection(database, file);  // SQLite returns a connection even on failure, to read the error from
   if (code != kOk) {
     return not_found("{}: {}", file.string(), database == nullptr ? "no memory" : sqlite->message(database));
   }
@@ -122,7 +122,7 @@ Result<Connection> Connection::open(const std::filesystem::path& file, Access ac
 }
 
 Error Connection::failure(int code) {
-  constexpr int kPrimary = 0xff;  // the rest of a code says more of the same
+  constexpr int kPrimary = 0xff;  // the other bits only give details
   code &= kPrimary;
   fault_ = code == kCorrupt || code == kNoDatabase ? Fault::kCorrupt : Fault::kOther;
   const bool by_folder = code == kReadOnly || code == kInputOutput || code == kFull;

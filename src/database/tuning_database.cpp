@@ -39,12 +39,12 @@ std::string to_string(const Tuning& tuning) {
 namespace database {
 namespace {
 
-// Raised with the table's columns; kept in SQLite's user_version.
+// Increased when the table's columns change; stored as SQLite's user_version.
 constexpr int64_t kFormat = 1;
-// A machine tunes some hundreds of problems: more is not ours.
+// A machine tunes some hundreds of problems. A file with more entries is not a valid database.
 constexpr int64_t kMostEntries = 20'000;
 
-// Of all texts that are read: some hundred bytes an entry are usual.
+// The limit of all texts that are read. An entry usually has some hundred bytes.
 constexpr size_t kMostTextBytes = size_t{8} << 20;
 
 constexpr const char* kTable =
@@ -96,7 +96,7 @@ Error other_format(const std::filesystem::path& file, int64_t format) {
                      file.string(), format, kFormat);
 }
 
-// Whether the file holds our table and nothing else. Another one's views and triggers are programs that need not end.
+// Whether the file contains only our table. Views and triggers are programs that may run forever.
 Result<bool> is_ours(Connection& connection) {
   const std::string own = fmt::format("CREATE TABLE {}", kTable);
   int64_t tables = 0;
@@ -133,7 +133,7 @@ Result<std::vector<TunedEntry>> read_all(const std::filesystem::path& file) {
 }
 
 Status write(Connection& connection, const std::filesystem::path& file, const std::vector<TunedEntry>& entries) {
-  FLASHLIFT_RETURN_IF_ERROR(connection.run("BEGIN IMMEDIATE"));  // undone where the connection closes before its end
+  FLASHLIFT_RETURN_IF_ERROR(connection.run("BEGIN IMMEDIATE"));  // rolled back if the connection closes
   FLASHLIFT_ASSIGN_OR_RETURN(const int64_t format, format_of(connection));
   if (format != 0 && format != kFormat) {
     return other_format(file, format);
@@ -157,11 +157,11 @@ void remove_file(const std::filesystem::path& file) {
   }
 }
 
-// What tells that a file has changed.
+// Changes whenever the file changes.
 using Stamp = std::array<int64_t, 4>;
 std::optional<Stamp> stamp_of(const std::filesystem::path& file) {
   struct stat status;
-  // Not of others, and not for others to write: what stands there decides what runs.
+  // The file must belong to this user, and others must not be able to write it, because its contents decide what runs.
   if (lstat(file.c_str(), &status) != 0 || !S_ISREG(status.st_mode) || status.st_uid != geteuid() ||
       (status.st_mode & (S_IWGRP | S_IWOTH)) != 0) {
     return std::nullopt;
@@ -182,7 +182,7 @@ Status verify_file(const std::filesystem::path& file) {
   return {};
 }
 
-// Entries of this version, by what a compile knows; the latest first.
+// Entries of this version, by the fields that a compile knows; the latest first.
 struct Snapshot {
   std::optional<Stamp> stamp;
   std::unordered_map<std::string, std::vector<TunedEntry>> entries;
@@ -199,7 +199,7 @@ TuningPolicy effective(TuningPolicy policy) {
     return policy;
   }
   const auto value = environment_value(EnvironmentVariable::kTuning);
-  // check_environment() refuses other words; where it is not asked, they turn the database off.
+  // check_environment() refuses other words. Callers that skip this check get no database.
   return value ? tuning_policy_of(*value).value_or(TuningPolicy::kOff) : TuningPolicy::kWrite;
 }
 
@@ -244,7 +244,7 @@ std::optional<TunedEntry> find_tuned(const std::string& device, bool backward, c
   }
   const UncutByFork uncut;
   static std::mutex mutex;
-  static auto* const snapshot = new Snapshot;  // never destroyed: a static's destructor may compile
+  static auto* const snapshot = new Snapshot;  // never destroyed: static destructors may compile
   const std::lock_guard lock(mutex);
   if (snapshot->stamp != stamp) {
     snapshot->stamp = stamp;
@@ -284,7 +284,8 @@ Result<std::vector<TunedEntry>> all_tuned() {
 Status store_tuned(const std::vector<TunedEntry>& entries) {
   FLASHLIFT_ASSIGN_OR_RETURN(const std::filesystem::path file, tuning_file());
   FLASHLIFT_ASSIGN_OR_RETURN([[maybe_unused]] const PrivateFolder folder, PrivateFolder::open(file.parent_path()));
-  // For this user alone, as SQLite then makes the files beside it. Does not wait for a pipe's other end.
+  // Creates the file for this user alone, and SQLite uses the same mode for its other files. O_NONBLOCK: does not wait
+  // for a pipe's other end.
   {
     const Descriptor made(open(file.c_str(), O_WRONLY | O_CREAT | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0600));
   }

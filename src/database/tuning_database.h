@@ -15,7 +15,7 @@
 namespace flashlift::database {
 
 struct TunedEntry {
-  std::string version;  // of Flashlift: what another one measured says nothing of this one's kernels
+  std::string version;  // of Flashlift: results of another version do not apply to this one's kernels
   std::string device;
   bool backward = false;
   std::string problem;  // its text without batch and lengths; see problem_class()
@@ -28,12 +28,12 @@ struct TunedEntry {
   int64_t tuned_at = 0;  // seconds since 1970
 };
 
-// kOff, kRead or kWrite; the environment has been checked.
+// Returns kOff, kRead or kWrite. The environment was checked before.
 TuningPolicy effective(TuningPolicy policy);
 
 // The text of a problem with placeholders for its batch and lengths.
 std::string problem_class(const Problem& problem);
-// Of this version of Flashlift, now.
+// An entry of this version of Flashlift with the current time.
 TunedEntry make_entry(const std::string& device, bool backward, const Problem& problem);
 
 // FLASHLIFT_CACHE_DIR/tuning.sqlite3. Errors: no such folder can be named.
@@ -55,7 +55,7 @@ Status store_tuned(const std::vector<TunedEntry>& entries);
 // Removes all entries, or a file that cannot be read. Returns the number of entries.
 Result<int64_t> clear_tuned();
 
-// For other machines of the same kind.
+// As text for other machines of the same kind.
 std::string to_json(const std::vector<TunedEntry>& entries);
 // Errors: an invalid text, with the entry and the reason.
 Result<std::vector<TunedEntry>> from_json(const std::string& text);

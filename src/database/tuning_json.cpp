@@ -1,4 +1,4 @@
-// What was tuned as JSON, to be carried to other machines of the same kind.
+// Tuning results as JSON, for use on other machines of the same kind.
 #include <nlohmann/json.hpp>
 
 #include "database/tuning_database.h"
@@ -13,7 +13,7 @@ using Json = nlohmann::ordered_json;
 constexpr size_t kMostTextBytes = size_t{32} << 20;
 constexpr int kMostDepth = 8;  // three are needed
 
-// Whether lists and objects nest deeper. The JSON library's copies recurse as deep as that.
+// Whether lists and objects are nested more deeply. The JSON library's copy functions recurse to this depth.
 bool nests_deeper(std::string_view text, int most) {
   int depth = 0;
   bool is_quoted = false;
@@ -47,13 +47,13 @@ Json to_object(const TunedEntry& e) {
           {"tuned_at", e.tuned_at}};
 }
 
-// For a message.
+// The value as text for an error message.
 std::string short_text(const Json& value) {
   constexpr size_t kMost = 60;
   if (value.is_structured()) {
     return value.is_array() ? "a list" : "an object";
   }
-  std::string text = value.dump(-1, ' ', /*ensure_ascii=*/true);  // may be cut anywhere
+  std::string text = value.dump(-1, ' ', /*ensure_ascii=*/true);  // ASCII only, so that it may be cut anywhere
   if (text.size() > kMost) {
     text.resize(kMost);
     text += "...";
@@ -61,7 +61,7 @@ std::string short_text(const Json& value) {
   return text;
 }
 
-// Fields of one object; remembers what is wrong first.
+// Reads the fields of one object, and remembers the first error.
 class Fields {
  public:
   explicit Fields(const Json& object) : object_(object) {}

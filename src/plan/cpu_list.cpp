@@ -21,7 +21,7 @@ constexpr CpuImplementation kList[] = {
     {.full_name = "cpu_portable", .isa = Isa::kPortable},
 };
 
-// Whether it is listed before the implementation that FLASHLIFT_ISA names.
+// Whether the list has it before the implementation that FLASHLIFT_ISA names.
 bool passed_over(const CpuImplementation& row, const CpuMachine& machine) {
   return machine.first && &row < &*std::ranges::find(kList, *machine.first, &CpuImplementation::isa);
 }

@@ -7,7 +7,7 @@
 namespace flashlift::plan {
 namespace {
 
-// The library's own choice, followed by those of the values that change anything.
+// The library's own choice (0), followed by the values that differ from it in effect.
 std::vector<int64_t> up_to(int64_t most, std::initializer_list<int64_t> values) {
   std::vector<int64_t> kept{0};
   for (const int64_t value : values) {
@@ -22,7 +22,7 @@ std::vector<int64_t> up_to(int64_t most, std::initializer_list<int64_t> values) 
 
 std::vector<Tuning> cpu_variants(const Problem& problem, bool backward, const std::string& implementation,
                                  int concurrency) {
-  constexpr int64_t kLeastKeys = 64;  // per split, and per block
+  constexpr int64_t kLeastKeys = 64;  // of each split, and of each block
   const int64_t rows = problem.q_heads / problem.kv_heads * problem.q_len;
   const bool decodes = rows <= cpu::kSplitMaxRows;
   const int64_t keys = problem.kv_len;

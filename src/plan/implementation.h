@@ -26,26 +26,26 @@ struct Answer {
 template <typename Row>
 using Answers = std::vector<Answer<Row>>;
 
-// Collects the answers of all rows: refusal(row, by_name) returns the row's reason for refusal, if any. If `asked` is
-// not empty, it considers only the row of that name. Errors: kUnsupported if no row has that name; `what` names the
+// Collects the answers of all rows: refusal(row, by_name) returns the row's reason for refusal, if any. If `requested`
+// is not empty, it considers only the row of that name. Errors: kUnsupported if no row has that name; `what` names the
 // list in the message.
 template <typename Row, typename Refusal>
-Result<Answers<Row>> ask(std::span<const Row> list, const std::string& asked, const char* what,
-                         const Refusal& refusal) {
+Result<Answers<Row>> evaluate(std::span<const Row> list, const std::string& requested, const char* what,
+                              const Refusal& refusal) {
   Answers<Row> answers;
   std::string names;
-  bool found = asked.empty();
+  bool found = requested.empty();
   for (const Row& row : list) {
-    const bool by_name = asked == row.name();
+    const bool by_name = requested == row.name();
     found = found || by_name;
     names += (names.empty() ? "" : ", ") + std::string(row.name());
     answers.push_back(
-        {&row, asked.empty() || by_name
+        {&row, requested.empty() || by_name
                    ? refusal(row, by_name)
-                   : std::optional(fmt::format("another implementation, {}, was asked for by name", asked))});
+                   : std::optional(fmt::format("another implementation, {}, was requested by name", requested))});
   }
   if (!found) {
-    return unsupported("{} has no implementation named {}: expected one of {}", what, asked, names);
+    return unsupported("{} has no implementation named {}: expected one of {}", what, requested, names);
   }
   return answers;
 }

@@ -30,7 +30,7 @@ int32_t element(const TensorView& view, std::initializer_list<int64_t> indices) 
   return static_cast<const int32_t*>(view.data)[offset];
 }
 
-// Marks the blocks of one pair of lists.
+// Marks the blocks in one pair of lists (counts and indices).
 Status mark(const char* name, const TensorView& counts, const TensorView& indices, uint8_t kind, BlockKinds& result) {
   const std::vector<int64_t>& shape = result.shape;
   FLASHLIFT_RETURN_IF_ERROR(verify_list(name, counts, std::span(shape).first(3)));
@@ -58,7 +58,7 @@ Status mark(const char* name, const TensorView& counts, const TensorView& indice
   return {};
 }
 
-// Of a block of any length: lengths and blocks add up to more than 64 bits.
+// Avoids the overflow of length + block.
 int64_t blocks(int64_t length, int64_t block) { return length / block + (length % block == 0 ? 0 : 1); }
 
 Status verify_blocks(int64_t q_block, int64_t kv_block) {
@@ -114,7 +114,7 @@ Status restrict_to_blocks(const BlockKinds& kinds, Problem& problem, const std::
   const Captured captured(name, DType::kU8, shape);
   const int q_block = static_cast<int>(std::min<int64_t>(kinds.q_block, kMaxBlock));
   const int kv_block = static_cast<int>(std::min<int64_t>(kinds.kv_block, kMaxBlock));
-  // Dimensions of size 1 need no care: indices are clamped.
+  // Dimensions of size 1 need no special case, since indices are clamped.
   const auto is_kind = [&](uint8_t kind) {
     return trace_mask_mod([&](Expr b, Expr h, Expr q, Expr kv) {
       return captured(b, h, floor_div(q, q_block), floor_div(kv, kv_block)) == int{kind};

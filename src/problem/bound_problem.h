@@ -1,4 +1,4 @@
-// A problem with its tensors, as the reference implementations read them element by element.
+// A problem with its tensors, which reference implementations read element by element.
 #pragma once
 
 #include <optional>
@@ -10,21 +10,21 @@
 
 namespace flashlift::problem {
 
-// Those of the views of a problem's captured tensors that its program reads, in the program's order.
+// The views of those captured tensors of the problem that the program reads, in the program's order.
 std::vector<TensorView> views_of(const Program& program, const Problem& problem, std::span<const TensorView> captures);
 
-// Its programs are interpreted in Real. Problem and arguments outlive it.
+// Interprets the problem's programs in Real. Problem and arguments must outlive it.
 template <typename Real>
 class BoundProblem {
  public:
   BoundProblem(const Problem& problem, const AttentionArguments& arguments);
-  BoundProblem(const BoundProblem&) = delete;  // the interpreters hold on to the views
+  BoundProblem(const BoundProblem&) = delete;  // the interpreters keep references to the views
   BoundProblem& operator=(const BoundProblem&) = delete;
 
   int64_t kv_len() const { return kv_len_; }
   int64_t kv_head(int64_t h) const { return h * problem_.kv_heads / problem_.q_heads; }
   score::Coordinates coordinates(int64_t b, int64_t h, int64_t i, int64_t j) const;
-  // Where key j of the key-value head g lies in k, and likewise in v.
+  // The offset of key j of the key-value head g in k, and likewise in v.
   int64_t key_offset(int64_t b, int64_t g, int64_t j) const { return offset(arguments_.k, b, g, j); }
   int64_t value_offset(int64_t b, int64_t g, int64_t j) const { return offset(arguments_.v, b, g, j); }
   Real sink(int64_t h, int64_t r) const;

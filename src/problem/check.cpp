@@ -13,7 +13,7 @@
 namespace flashlift::problem {
 namespace {
 
-// The part of the queries that see a key, as each row of `width` magnitudes tells.
+// The fraction of rows (of `width` magnitudes each) whose query sees a key.
 double seeing_part(const std::vector<double>& magnitudes, int64_t width) {
   const auto row = static_cast<size_t>(width);
   size_t seeing = 0;
@@ -23,8 +23,8 @@ double seeing_part(const std::vector<double>& magnitudes, int64_t width) {
   return static_cast<double>(seeing * row) / static_cast<double>(std::max<size_t>(magnitudes.size(), 1));
 }
 
-// How many rows have errors of their own, if all queries see a key. Queries along a stride of 0 are one query; a head
-// or a batch is another sample where its keys are.
+// The number of rows with independent errors, if all queries see a key. Queries along a stride of 0 are a single query.
+// Other heads and batches are independent if their keys differ.
 double independent_rows(const AttentionArguments& arguments) {
   const TensorView& q = arguments.q;
   const TensorView& k = arguments.k;
@@ -34,7 +34,7 @@ double independent_rows(const AttentionArguments& arguments) {
   return static_cast<double>(batch * heads * length);
 }
 
-// lse and row maxima, f32 whatever the dtype.
+// Compares lse and row maxima, which are f32 for any dtype.
 class RowCheck {
  public:
   RowCheck(const Problem& problem, const AttentionArguments& arguments)
@@ -56,7 +56,8 @@ class RowCheck {
   }
 
  private:
-  // A score, or one plus a logarithm of its order: relative to it, with the error of a dot product allowed.
+  // Whether a score, or a score plus a logarithm of its order, is within the range, with a relative tolerance for the
+  // error of a dot product.
   static bool is_near(double found, const Range& range) {
     if (std::isnan(found) || !std::isfinite(range.low) || !std::isfinite(range.high)) {
       return (std::isnan(found) && std::isnan(range.low)) || found == range.low || found == range.high;
@@ -78,7 +79,7 @@ class RowCheck {
   bool has_steps_;
 };
 
-// The gradients of a call beside what they should be.
+// Compares the gradients of a call with the expected ones.
 class GradientCheck {
  public:
   GradientCheck(const AttentionArguments& forward, const GradientReference& reference)
@@ -113,7 +114,7 @@ class GradientCheck {
                                  .deviations = deviations,
                                  .magnitudes = eager.magnitudes,
                                  .row_width = width,
-                                 // All that a query's row passes on has the error of its softmax in common.
+                                 // All contributions of a query's row share the error of its softmax.
                                  .samples = std::min(query_rows_, static_cast<double>(rows)),
                                  .same_non_finite = false});
     if (worst_.tensor.empty() || (worst_.ok && (!judgement.ok || judgement.ratio() > worst_.ratio()))) {
@@ -131,7 +132,7 @@ class GradientCheck {
 
 namespace {
 
-// The output of the same call over |v|.
+// The output of the same call with |v| in place of v.
 Result<std::vector<double>> magnitudes_of_output(const Problem& problem, const AttentionArguments& arguments) {
   const TensorView& v = arguments.v;
   const size_t size = size_in_bytes(v.dtype);
@@ -139,7 +140,7 @@ Result<std::vector<double>> magnitudes_of_output(const Problem& problem, const A
   for (int64_t i = 0; i < v.element_count(); ++i) {
     std::byte* to = memory.data() + static_cast<size_t>(i) * size;
     std::memcpy(to, static_cast<const std::byte*>(v.data) + element_offset(v, i) * static_cast<int64_t>(size), size);
-    to[size - 1] &= std::byte{0x7f};  // the sign
+    to[size - 1] &= std::byte{0x7f};  // clears the sign
   }
   AttentionArguments unsigned_arguments = arguments;
   unsigned_arguments.v = dense_view(memory.data(), v.dtype, v.shape());
@@ -154,7 +155,7 @@ Result<OutputReference> compute_reference(const Problem& problem, const Attentio
   OutputReference reference;
   FLASHLIFT_ASSIGN_OR_RETURN(reference.want, run_oracle(problem, arguments, row_done));
   FLASHLIFT_ASSIGN_OR_RETURN(reference.eager, run_eager(problem, arguments, row_done));
-  // All of a few numbers may be sums that cancel.
+  // If values have only a few elements, all of them may be sums that cancel.
   constexpr int64_t kFewNumbers = 4;
   if (arguments.v.sizes[3] <= kFewNumbers || arguments.v.strides[3] == 0) {
     FLASHLIFT_ASSIGN_OR_RETURN(reference.magnitudes, magnitudes_of_output(problem, arguments));

@@ -1,5 +1,5 @@
-// Is a call's result right? Runs the oracle and same-dtype eager maths, and judges each tensor beside them. Both go
-// through all rows, so that row_done is called twice for each.
+// Checks a call's result: runs the oracle and same-dtype eager maths, and judges each tensor against them. Both visit
+// all rows, so that row_done is called twice for each row.
 #pragma once
 
 #include "flashlift/backward.h"
@@ -12,25 +12,26 @@
 
 namespace flashlift::problem {
 
-// Judges arguments.out, and lse and row maxima if the problem wants them. These two are f32 results whatever the dtype:
-// each may be off by 1e-4 of itself, and beyond that only as far as a score_mod's steps explain
+// Judges arguments.out, and lse and row maxima if the problem requests them. These two are f32 for any dtype: each may
+// have a relative error of 1e-4, and a larger one only as far as a score_mod's steps explain it
 // (problem/score_steps.h). The report is of the output unless another tensor fails. Errors: as run_oracle.
 Result<Judgement> check_output(const Problem& problem, const AttentionArguments& arguments,
                                const RowDone& row_done = nullptr);
 
-// Judges every gradient that the arguments ask for, and reports the one that is nearest to its limit or the furthest
-// beyond it. A gradient's terms may cancel down to nothing, exactly so in eager maths: f32 rounding of the terms is
-// allowed, whatever the problem's dtype. Where the oracle's gradient is not finite, neither may ours be; where eager's
-// is not, f32 has no room for the terms, and ours need not be. Errors: as run_oracle_backward.
+// Judges every gradient that the arguments request, and reports the one that is nearest to its limit or furthest beyond
+// it. A gradient's terms may cancel, even exactly so in eager maths: the f32 rounding of the terms is therefore allowed
+// for any dtype. Where the oracle's gradient is finite, ours must be finite, too, unless eager's is not, because f32
+// cannot represent the terms. Errors: as run_oracle_backward.
 Result<Judgement> check_gradients(const Problem& problem, const BackwardArguments& arguments,
                                   const RowDone& row_done = nullptr);
 
-// The two steps of these, for several results of the same inputs.
+// The two steps of the checks, for several results of the same inputs.
 struct OutputReference {
   OracleResult want;
   EagerResult eager;
-  // What the terms of each output sum to without their signs, where an output row is one number: values of depth 1, or
-  // along a stride of 0. One number may cancel down to nothing, as a row of many hardly does. Empty elsewhere.
+  // The sums of the magnitudes of each output's terms, if an output row is one number (values of depth 1, or along a
+  // stride of 0). A single number may be a sum that cancels, whereas a row of many numbers hardly ever cancels in all
+  // of them. Empty otherwise.
   std::vector<double> magnitudes;
 };
 struct GradientReference {

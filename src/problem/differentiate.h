@@ -1,4 +1,4 @@
-// The derivative of a problem's score_mod, as backends compile it.
+// The derivative of a problem's score_mod, for backends to compile.
 #pragma once
 
 #include <optional>
@@ -9,8 +9,8 @@
 
 namespace flashlift::problem {
 
-// wants_gradient: of which of problem.captures gradients are wanted; those beyond its end are not. Nothing without a
-// score_mod.
+// wants_gradient: for each of problem.captures, whether its gradient is requested; false for those beyond its end.
+// Nothing without a score_mod.
 std::optional<score::Derivative> differentiate(const Problem& problem, const std::vector<bool>& wants_gradient);
 
 }  // namespace flashlift::problem

@@ -1,4 +1,4 @@
-// Which probabilities dropout keeps, for the oracle and the eager maths. See docs/problem.md.
+// The probabilities that dropout keeps, for the oracle and the eager maths. See docs/problem.md.
 #pragma once
 
 #include <array>
@@ -15,14 +15,14 @@ struct DropoutCounter {
   uint64_t seed = 0;
   std::array<int64_t, 2> origin{};  // of batches and query heads
 };
-// By value, or from dropout_words, which must lie in the host's memory.
+// The counter from the arguments' values, or from dropout_words, which must be in host memory.
 DropoutCounter dropout_counter(const AttentionArguments& arguments);
 
-// What the probability of this key is multiplied by: 0 or 1 / (1 - dropout); 1 for problems without dropout.
+// The factor of this key's probability: 0 or 1 / (1 - dropout); 1 for problems without dropout.
 double dropout_factor(const Problem& problem, const AttentionArguments& arguments, int64_t b, int64_t h, int64_t q,
                       int64_t kv);
 
-// How far apart the elements of a keep mask lie along its dimensions: 0 where its size is 1.
+// The strides of a keep mask along its dimensions: 0 if the size is 1.
 std::array<int64_t, 4> keep_mask_strides(const TensorView& mask);
 
 }  // namespace flashlift::problem

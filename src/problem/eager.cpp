@@ -46,7 +46,7 @@ class Eager {
   }
 
   void multiply_values(int64_t b, int64_t h) {
-    // Said outright: there may be no key whose NaN would carry over.
+    // Written explicitly, because there may be no key with a NaN to propagate.
     const bool nan = rows_.empty() && p_.empty_rows == EmptyRows::kNan;
     for (int64_t d = 0; d < p_.value_dim; ++d) {
       float sum = nan ? std::numeric_limits<float>::quiet_NaN() : 0.0f;

@@ -1,5 +1,5 @@
-// Unfused attention in the problem's own precision: what a framework without Flashlift computes, and the measure that
-// Flashlift's errors are held against.
+// Unfused attention in the problem's own precision, as a framework without Flashlift computes it. Flashlift's errors
+// are measured against its errors.
 #pragma once
 
 #include <vector>

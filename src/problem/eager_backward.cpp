@@ -13,7 +13,7 @@
 namespace flashlift::problem {
 namespace {
 
-// A rank-4 tensor in f32, dense.
+// A dense rank-4 tensor in f32.
 struct Dense {
   std::vector<float> values;
   std::array<int64_t, 4> sizes;
@@ -43,7 +43,7 @@ EagerGradient zeros_by_parts(int64_t count) {
   return gradient;
 }
 
-// A number and the magnitude of what it was summed from.
+// A sum, and the sum of its terms' magnitudes.
 struct Sum {
   float value = 0;
   double magnitude = 0;

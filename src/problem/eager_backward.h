@@ -1,4 +1,5 @@
-// The backward of unfused attention in the problem's own precision: the measure of Flashlift's gradients.
+// The backward pass of unfused attention in the problem's own precision. The errors of Flashlift's gradients are
+// measured against its errors.
 #pragma once
 
 #include <vector>
@@ -8,11 +9,11 @@
 
 namespace flashlift::problem {
 
-// A gradient, dense in logical order, and for each element the sum of its terms' magnitudes (product_magnitude), before
-// anything cancels.
+// A gradient, dense in logical order, and for each element the sum of its terms' magnitudes (product_magnitude) before
+// they cancel.
 struct EagerGradient {
   std::vector<float> values;
-  std::vector<double> magnitudes;  // f32 may not hold them where a large finite constant masks
+  std::vector<double> magnitudes;  // in f64, since a large finite constant of a mask may overflow f32
   GradientParts parts;             // of captured tensors and sinks
 };
 
@@ -24,10 +25,9 @@ struct EagerGradients {
   EagerGradient sinks;
 };
 
-// What automatic differentiation makes of run_eager's maths: tensors that a framework would store (probabilities,
-// d_out v^T, the gradient of q k^T, and the results) are rounded to the problem's dtype; softmax, mods and their
-// derivatives run in f32, as do all sums. Nothing of the forward call's results is read.
-// Errors: as run_oracle_backward.
+// The automatic derivative of run_eager's maths. Tensors that a framework would store (probabilities, d_out v^T, the
+// gradient of q k^T, and the results) are rounded to the problem's dtype; softmax, mods, their derivatives and all sums
+// are in f32. It does not read the forward call's results. Errors: as run_oracle_backward.
 Result<EagerGradients> run_eager_backward(const Problem& problem, const AttentionArguments& arguments,
                                           const OracleCotangents& cotangents, const RowDone& row_done = nullptr);
 

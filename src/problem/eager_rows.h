@@ -1,4 +1,4 @@
-// One row of scores and probabilities as unfused maths has them: what the eager maths' two directions share.
+// One row of scores and probabilities in unfused maths, for both directions of the eager maths.
 #pragma once
 
 #include <algorithm>
@@ -10,8 +10,8 @@ namespace flashlift::problem {
 
 float round_to(DType dtype, float value);
 
-// Kernels may take f32's subnormal numbers for zero. That changes a number by up to 2^-126, which is what rounding does
-// to this one: magnitudes of terms are computed as if no factor and no product were smaller.
+// Kernels may flush f32's subnormal numbers to zero. That is an error of up to 2^-126, which is as large as the
+// rounding of this number: magnitudes of terms are therefore computed as if no factor and no product were smaller.
 constexpr double kLeastMagnitude = 0x1p-102;
 
 // The magnitude of a product of f32 numbers of these magnitudes.
@@ -25,7 +25,7 @@ class EagerRows : public BoundProblem<float> {
 
   // Computes the row of one query.
   void compute(int64_t b, int64_t h, int64_t i);
-  // No key and no sink left: the probabilities are what empty_rows makes of it.
+  // Whether no key and no sink is left: then empty_rows determines the probabilities.
   bool empty() const { return empty_; }
   // scale * <q, k> of every key, the dot product rounded to the problem's dtype.
   const std::vector<float>& products() const { return products_; }
@@ -33,7 +33,7 @@ class EagerRows : public BoundProblem<float> {
   const std::vector<float>& scores() const { return scores_; }
   // The softmax, in f32. Without normalisation, the exponentials.
   const std::vector<float>& probabilities() const { return probabilities_; }
-  // As the oracle has them.
+  // As in the oracle.
   float lse() const { return lse_; }
   float row_max() const { return row_max_; }
   float sink_probability(int64_t r) const { return sink_probabilities_[static_cast<size_t>(r)]; }

@@ -1,4 +1,5 @@
-// Single elements of strided tensors, where speed does not count: for the oracle, the eager maths and checks.
+// Access to single elements of strided tensors, where speed does not matter: for the oracle, the eager maths and
+// checks.
 #pragma once
 
 #include <span>
@@ -26,7 +27,7 @@ inline int64_t row_offset(const TensorView& view, int64_t b, int64_t h, int64_t 
   return b * view.strides[0] + h * view.strides[1] + s * view.strides[2];
 }
 
-// The offset of an element that is given by its place in the dense logical order.
+// The offset of an element from its index in the dense logical order.
 inline int64_t element_offset(const TensorView& view, int64_t index) {
   int64_t offset = 0;
   for (int d = view.rank - 1; d >= 0; --d) {

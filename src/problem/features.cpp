@@ -5,12 +5,12 @@
 namespace flashlift::problem {
 namespace {
 
-// A size of 1 broadcasts: indices are clamped.
+// Sizes of 1 broadcast, since indices are clamped.
 constexpr int64_t kBatch = or_one(kBatchSize);
 constexpr std::array<int64_t, 4> kPlane = {kBatch, or_one(kHeadsSize), or_one(kQLenSize), or_one(kKvLenSize)};
 
-// Slopes of the ALiBi paper: 2^(-8 (h + 1) / n) for a power of two n; for other head counts the rest are taken from
-// between the slopes of twice as many heads.
+// Slopes of the ALiBi paper: 2^(-8 (h + 1) / n) for a power of two n. For other head counts the remaining slopes are
+// every second one of twice as many heads.
 Expr alibi_slope(Expr h, int64_t heads) {
   const int power = static_cast<int>(std::bit_floor(static_cast<uint64_t>(heads)));
   const Expr first = (h + 1) * (-8.0f / static_cast<float>(power));
@@ -20,7 +20,7 @@ Expr alibi_slope(Expr h, int64_t heads) {
 
 int as_int(int64_t whole) { return static_cast<int>(whole); }
 
-// One row each, in the order of the documentation. To add a feature, add its row.
+// One row for each feature, in the order of the documentation.
 constexpr Feature kFeatures[] = {
     {.word = {.name = "causal",
               .value = perhaps("bottom_right"),
@@ -98,7 +98,7 @@ constexpr Feature kFeatures[] = {
          [](const Place&, Expr score, const GivenFeature& given) {
            return given.value.dtype() == DType::kBF16 ? round_bf16(score) : round_f16(score);
          },
-     // In f32, a score that rounds the other way is all of the error there is.
+     // In f32 there is hardly any other error than that of a score that rounds to another number.
      .drawn = {.once_in = 5, .in_16_bits_only = true}},
     {.word = {.name = "softcap", .value = positive_number(), .examples = "30", .doc = "`x * tanh(score / x)`"},
      .score = [](const Place&, Expr score,

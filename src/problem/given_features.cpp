@@ -9,7 +9,7 @@
 namespace flashlift::problem {
 namespace {
 
-// The packed sequence that query q is in. A query behind all of them is in one without keys.
+// The packed sequence that contains query q. A query after all sequences is in one without keys.
 struct Sequence {
   Sequence(const GivenFeature& packed, Expr q)
       : next(packed.tensor("cu_seqlens_q").search(q)),
@@ -22,7 +22,7 @@ struct Sequence {
   Expr q_begin, q_end, kv_begin, kv_end;
 };
 
-// The features that decide where the others count from meet here, and nowhere else.
+// The only function that combines the features which determine the origin of other features' positions.
 Place place_of(const GivenFeatures& features, const Problem& problem, Expr b, Expr h, Expr q, Expr kv) {
   const GivenFeature* causal = features.find("causal");
   const GivenFeature* lengths = features.find("key_lengths");

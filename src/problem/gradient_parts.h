@@ -1,4 +1,4 @@
-// The gradient of a small tensor, kept by groups of query rows, which have errors of their own.
+// The gradient of a small tensor, split by groups of query rows, whose errors are independent.
 #pragma once
 
 #include <array>
@@ -8,8 +8,8 @@
 
 namespace flashlift::problem {
 
-// Of a tensor of a few elements, eager maths shows each element's error once: often a lucky draw. But the element is a
-// sum over the query rows, and these tell how large its error tends to be.
+// For a tensor of a few elements, eager maths gives a single error for each, which often is small by chance. But each
+// element is a sum over the query rows, and their errors show how large its error usually is.
 class GradientParts {
  public:
   GradientParts() = default;
@@ -21,8 +21,8 @@ class GradientParts {
     }
   }
 
-  // The standard deviation of each element's error: of a sum of independent errors, one of each part. Empty for a
-  // tensor of many elements.
+  // The standard deviation of each element's error, as that of a sum of independent errors, one for each part. Empty
+  // for a tensor of many elements.
   std::vector<double> deviations(const GradientParts& exact) const {
     std::vector<double> deviations;
     for (size_t i = 0; i < sums_.size(); ++i) {

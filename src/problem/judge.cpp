@@ -16,14 +16,14 @@ constexpr double kMeanFactor = 1.1;
 constexpr double kLargestFactor = 3.0;
 constexpr double kChance = 3.0;
 const double kTermRounding = 4 * std::ldexp(1.0, -24);
-// Products of bf16 flush what is below the smallest normal f32 to zero: some terms of a sum that is no larger.
+// Products of bf16 flush terms below the smallest normal f32 to zero. This bounds a sum of some such terms.
 const double kFlushed = 64 * std::ldexp(1.0, -126);
 
-// What rounding in f32 does to a sum of terms of these magnitudes.
+// The f32 rounding error of a sum of terms with these magnitudes.
 double rounding_of_terms(double magnitudes) { return kTermRounding * magnitudes + kFlushed; }
 
 struct Format {
-  int digits;    // of the significand
+  int digits;    // number of bits of the significand
   int smallest;  // exponent of the smallest number above 0
 };
 
@@ -46,7 +46,7 @@ double unit_in_last_place(DType dtype, double value) {
   return std::ldexp(1.0, std::max(exponent - format.digits + 1, format.smallest));
 }
 
-// Sums and maxima over the elements of a row, or of all rows.
+// The sum and the maximum over the elements of a row, or of all rows.
 struct Errors {
   double sum = 0;
   double largest = 0;
@@ -111,7 +111,7 @@ class Judge {
   }
 
  private:
-  // One reason for each of the judgements, so that the worst row is named whatever else failed.
+  // There is one reason for each judgement, so that the worst row is named whatever else failed.
   void fail(const std::string& reason) {
     judgement_.ok = false;
     judgement_.reason += (judgement_.reason.empty() ? "" : "; ") + reason;
@@ -125,7 +125,7 @@ class Judge {
     if (!std::isfinite(want) || !std::isfinite(got)) {
       const bool same = subject_.same_non_finite ? (std::isnan(got) && std::isnan(want)) || got == want
                                                  : std::isfinite(got) == std::isfinite(want) || !std::isfinite(eager);
-      if (!same && judgement_.ok) {  // the first of them tells enough
+      if (!same && judgement_.ok) {  // only the first one is reported
         fail(fmt::format("expected {} at {}{}, got {}", want, subject_.name, place(subject_.got, i, 1), got));
       }
       return;
@@ -134,14 +134,14 @@ class Judge {
     row.size.add(std::abs(want));
     const double terms = subject_.magnitudes.empty() ? std::abs(want) : subject_.magnitudes[at];
     row.terms.add(std::isfinite(terms) ? terms : 0.0);
-    if (std::isfinite(eager)) {  // what overflows in a 16-bit dtype is no measure
+    if (std::isfinite(eager)) {  // an overflow in a 16-bit dtype is not counted
       const double deviation = subject_.deviations.empty() ? 0.0 : subject_.deviations[at];
       row.eager.add(std::max(std::abs(eager - want), std::isfinite(deviation) ? deviation : 0.0));
     }
   }
 
   void judge_mean() {
-    // Each element's rounding error is uniform within a unit, so a mean over n of them wanders by 1 / sqrt(n).
+    // The rounding error of an element is uniform within a unit, so that the mean over n of them varies by 1 / sqrt(n).
     const double rounding = std::ldexp(all_.size.mean(), -format_of(subject_.got.dtype).digits) /
                             std::sqrt(static_cast<double>(all_.ours.count));
     Measure& mean = judgement_.mean;
@@ -163,7 +163,7 @@ class Judge {
     }
   }
 
-  // Eager's rows by size, each with the worst mean error up to there.
+  // Sorts eager's rows by size, each with the largest mean error among the rows up to this size.
   void sort_rows() {
     for (const Row& row : rows_) {
       if (row.eager.count > 0 && (row.size.sum > 0 || row.eager.sum > 0)) {
@@ -176,7 +176,7 @@ class Judge {
     }
   }
 
-  // The worst of eager's rows up to twice the size.
+  // The largest mean error among eager's rows of up to twice the size.
   double eager_row(double size) const {
     if (sizes_.empty()) {
       return 0;

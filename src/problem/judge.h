@@ -1,4 +1,4 @@
-// The one judgement of a result: C++ tests, Python tests, the command line and the benchmarks all ask it.
+// Judges results: C++ tests, Python tests, the command line and the benchmarks all use it.
 #pragma once
 
 #include <span>
@@ -8,21 +8,21 @@
 
 namespace flashlift::problem {
 
-// One tensor of a result, and what it is held against. All spans are dense, in the tensor's logical order; an empty one
-// is zeros.
+// One tensor of a result and its references. All spans are dense, in the tensor's logical order; an empty one stands
+// for zeros.
 struct Subject {
   std::string name;
   const TensorView& got;                    // f64, f32, bf16 or f16
   std::span<const double> want;             // in double precision
   std::span<const float> eager;             // unfused maths in the problem's own dtype
-  std::span<const double> deviations = {};  // of eager's errors, where one draw tells too little; empty: unknown
-  std::span<const double> magnitudes;       // of the terms that each element is summed from; empty: |want|
-  int64_t row_width = 1;                    // elements of a row, which share their errors
-  double samples = 1;                       // how many independent errors there may be: rows, as a rule
-  bool same_non_finite = true;              // NaN and each infinity stand where `want` has the same
+  std::span<const double> deviations = {};  // of eager's errors, if one sample is not enough; empty: unknown
+  std::span<const double> magnitudes;       // of the terms of each element's sum; empty: |want|
+  int64_t row_width = 1;                    // number of elements in a row, which share their errors
+  double samples = 1;                       // number of independent errors: usually the number of rows
+  bool same_non_finite = true;              // NaN and infinities must be where `want` has them
 };
 
-// An error, the same of eager maths, and what the error may be.
+// An error, that of eager maths, and the limit.
 struct Measure {
   double error = 0;
   double eager = 0;
@@ -36,9 +36,9 @@ struct Judgement {
   std::string tensor;
   Measure mean;
   Measure largest;
-  Measure row;  // the mean error of the row that is nearest to its limit, or the furthest beyond it
+  Measure row;  // mean error of the row that is nearest to its limit or furthest beyond it
   bool ok = true;
-  std::string reason;  // why not, with the place
+  std::string reason;  // why it failed, with the place
 
   double ratio() const;  // the largest of the three
 };

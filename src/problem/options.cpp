@@ -7,7 +7,7 @@ namespace {
 
 using Text = std::optional<std::string>;
 
-// The value of a word that has none.
+// The value of an option that is only a word.
 Text flag(bool given) { return given ? Text("") : std::nullopt; }
 
 Text number_unless_zero(auto number) { return number > 0 ? Text(fmt::format("{}", number)) : std::nullopt; }

@@ -12,8 +12,8 @@ namespace flashlift::problem {
 
 struct Option {
   Word word;
-  void (*set)(Problem& problem, const Given& given);  // after the sizes, the dtype and all defaults
-  // The value that print() gives to the word; none: print() leaves the word out.
+  void (*set)(Problem& problem, const Given& given);  // called after sizes, dtype and all defaults were set
+  // The word's value for print(); nothing: print() omits the word.
   std::optional<std::string> (*value_in)(const Problem& problem);
 };
 

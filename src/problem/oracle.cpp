@@ -56,7 +56,7 @@ class Oracle {
       any_nan |= std::isnan(rows_.sink(h, r));
     }
     out_.assign(problem_.value_dim, 0.0);
-    if (any_nan || maximum == kInfinity) {  // inf - inf: what softmax itself gives
+    if (any_nan || maximum == kInfinity) {  // inf - inf: a softmax is NaN, too
       std::fill(out_.begin(), out_.end(), kNan);
       return any_nan ? kNan : kInfinity;
     }
@@ -69,7 +69,7 @@ class Oracle {
     }
     for (size_t j = 0; j < scores.size(); ++j) {
       if (scores[j] == -kInfinity) {
-        continue;  // a masked key's value takes no part, even if it is NaN
+        continue;  // a masked key's value has no effect, even if it is NaN
       }
       const double p = std::exp(scores[j] - maximum);
       sum += p;
@@ -100,7 +100,7 @@ class Oracle {
   void accumulate(int64_t j, double p) {
     const double factor = rows_.dropout_factor(b_, h_, i_, j);
     if (factor == 0) {
-      return;  // like a masked key's, its value takes no part
+      return;  // a dropped key's value has no effect either
     }
     p *= factor;
     const int64_t offset = rows_.value_offset(b_, rows_.kv_head(h_), j);

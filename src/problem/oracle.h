@@ -1,4 +1,5 @@
-// The fp64 oracle: attention as docs/design.md defines it, written for reading, sharing no code with any backend.
+// The fp64 oracle: attention as docs/design.md defines it, written to be easy to read. It shares no code with any
+// backend.
 #pragma once
 
 #include <vector>
@@ -10,12 +11,12 @@ namespace flashlift::problem {
 
 struct OracleResult {
   std::vector<double> out;      // [batch, q_heads, q_len, value_dim], dense
-  std::vector<double> lse;      // [batch, q_heads, q_len], dense, whether the problem wants it or not
+  std::vector<double> lse;      // [batch, q_heads, q_len], dense, also if the problem does not request it
   std::vector<double> row_max;  // likewise
 };
 
-// Takes lengths and batch from the arguments. Reads only what is an input.
-// Errors: what verify(problem) and verify(problem, arguments) say.
+// Uses the lengths and batch of the arguments, and reads only inputs. Errors: those of verify(problem) and
+// verify(problem, arguments).
 Result<OracleResult> run_oracle(const Problem& problem, const AttentionArguments& arguments,
                                 const RowDone& row_done = nullptr);
 

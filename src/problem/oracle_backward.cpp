@@ -88,7 +88,7 @@ class OracleBackward {
     for (int64_t r = 0; r < problem_.sinks; ++r) {
       sum += std::exp(rows_.sink(h, r) - maximum);
     }
-    // Not exp(s - lse): where a large finite constant masks a whole row, log(sum) is lost beside the maximum.
+    // Not exp(s - lse): if a large finite constant masks a whole row, lse is rounded to the maximum and loses log(sum).
     const auto probability = [&](double s) { return std::exp(s - maximum) / sum; };
 
     // d s_ij = p_ij (dp_ij - sum_k p_ik dp_ik + d lse_i), with dp_ij = <d out_i, v_j>, and dp = 0 for sinks.
@@ -152,7 +152,7 @@ class OracleBackward {
   void add_to_value(int64_t b, int64_t h, int64_t i, int64_t j, double p) {
     const double factor = rows_.dropout_factor(b, h, i, j);
     if (factor == 0) {
-      return;  // takes no part, even where the row is NaN
+      return;  // has no effect, even if the row is NaN
     }
     const int64_t offset = row_offset(cotangents_.out, b, h, i);
     double* dv = gradients_.v.data() + dense_row(arguments_.v, b, rows_.kv_head(h), j);

@@ -20,22 +20,21 @@ struct OracleGradients {
   std::vector<double> q;
   std::vector<double> k;
   std::vector<double> v;
-  // For each of problem.captures, of its logical shape, so that the elements of a broadcast dimension have their own
-  // gradients; empty where score_mod reads no float from it.
+  // One for each of problem.captures, with its logical shape, so that the elements of a broadcast dimension have
+  // gradients of their own; empty if score_mod reads no float from it.
   std::vector<std::vector<double>> captures;
-  std::vector<double> sinks;  // as the sinks are: [q_heads, n], or [n] of all heads
-  // The same by rows, for judging eager maths.
+  std::vector<double> sinks;  // like the sinks: [q_heads, n], or [n] for all heads
+  // The same, split by rows, for judging eager maths.
   std::vector<GradientParts> capture_parts;
   GradientParts sink_parts;
 };
 
-// That the problem has a backward, and the arguments and cotangents are what it says.
+// Checks that the problem has a backward pass, and that arguments and cotangents match it.
 Status verify_cotangents(const Problem& problem, const AttentionArguments& arguments,
                          const OracleCotangents& cotangents);
 
-// Rows without a key pass nothing on, except that `uniform` ones pass their mean on to v. A masked key takes no part,
-// whatever its value.
-// Errors: what verify_cotangents says.
+// Rows without a key have no gradients, except that `uniform` ones pass that of their mean on to v. A masked key has no
+// effect, whatever its value. Errors: those of verify_cotangents.
 Result<OracleGradients> run_oracle_backward(const Problem& problem, const AttentionArguments& arguments,
                                             const OracleCotangents& cotangents, const RowDone& row_done = nullptr);
 

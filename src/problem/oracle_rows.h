@@ -1,4 +1,4 @@
-// One row of scores in double precision: what the oracle's two directions share.
+// One row of scores in double precision, for both directions of the oracle.
 #pragma once
 
 #include <vector>
@@ -15,7 +15,7 @@ class OracleRows : public BoundProblem<double> {
   void compute(int64_t b, int64_t h, int64_t i);
   // After score_mod, -inf where mask_mod masks.
   const std::vector<double>& scores() const { return scores_; }
-  // scale * <q, k>; of masked keys too only if no mask_mod says so first.
+  // scale * <q, k>. Masked keys have one only if no mask_mod masks them.
   const std::vector<double>& products() const { return products_; }
 
   double dropout_factor(int64_t b, int64_t h, int64_t i, int64_t j) const;

@@ -10,20 +10,20 @@
 namespace flashlift::problem {
 namespace {
 
-using int128 = __int128;  // of strides and sizes that a caller may set to anything
+using int128 = __int128;  // callers may set strides and sizes to any number
 
-// step * x for an integer x from 0 to most; steps are positive bytes.
+// step * x for an integer x from 0 to most. Steps are positive numbers of bytes.
 struct Term {
   int128 step;
   int128 most;
 };
 
-// Whether a sum of terms can be from `low` to `high`: a search along the terms, the largest steps first, that leaves a
-// branch as soon as the remaining terms cannot get there. With strides as layouts have them, where a dimension steps
-// over those inside it, one or two values of each term are ever tried.
+// Whether a sum of terms can be between `low` and `high`. The search tries the largest steps first, and leaves a branch
+// as soon as the remaining terms cannot reach the range. With strides of ordinary layouts, in which each dimension
+// steps over the ones inside it, it tries only one or two values of each term.
 class Sum {
  public:
-  // Terms stay sorted by their steps, the largest first.
+  // Keeps the terms sorted by step, largest first.
   void add(int128 step, int128 most) {
     if (step < 0) {  // the same numbers, counted from the other end
       offset_ += step * most;
@@ -77,7 +77,7 @@ class Sum {
   }
 
   std::array<Term, 2 * kMaxRank> terms_{};
-  std::array<int128, 2 * kMaxRank + 1> rest_{};  // the sum of the terms from i on, each at its most
+  std::array<int128, 2 * kMaxRank + 1> rest_{};  // the maximum of the sum of the terms from i on
   int count_ = 0;
   int128 offset_ = 0;
   int patience_ = 10000;
@@ -95,7 +95,7 @@ bool share_memory(const TensorView& a, const TensorView& b) {
   if (is_empty(a) || is_empty(b)) {
     return false;
   }
-  // The distance of an element of `a` from one of `b`, less that of the first ones.
+  // The distance between an element of `a` and one of `b`, minus that of their first elements.
   Sum distance;
   for (int i = 0; i < a.rank; ++i) {
     distance.add(bytes_of(a) * a.strides[i], a.sizes[i] - 1);

@@ -1,4 +1,4 @@
-// Whether tensors share memory: what a call writes must not be what it reads, or writes elsewhere.
+// Whether tensors share memory: a call must not write memory that it reads, or writes elsewhere.
 #pragma once
 
 #include <array>
@@ -11,22 +11,22 @@
 
 namespace flashlift::problem {
 
-// Whether any element of one shares a byte with any element of the other. Exact for strides as layouts have them, so
-// that slices of one packed tensor are told apart; what would take long to decide counts as sharing. Both are verified:
-// their extents fit 64 bits.
+// Whether any element of one tensor shares a byte with any element of the other. Exact for strides of ordinary layouts,
+// so that it distinguishes slices of one packed tensor; if the decision would take long, the answer is that they share.
+// Both tensors are verified: their extents fit into 64 bits.
 bool share_memory(const TensorView& a, const TensorView& b);
 
-// The tensors of one call: an output shares memory with none of the others. Allocates nothing.
+// The tensors of one call, of which no output may share memory with another tensor. Allocates nothing.
 class CallTensors {
  public:
-  // `kind` goes before the name in messages: "captured tensor".
+  // `kind` precedes the name in messages, for example "captured tensor".
   void add_input(std::string_view name, const TensorView& view, std::string_view kind = {}) {
     add(false, name, view, kind);
   }
   void add_output(std::string_view name, const TensorView& view, std::string_view kind = {}) {
     add(true, name, view, kind);
   }
-  // Errors: two of them share memory that the call writes.
+  // Fails if a tensor that the call writes shares memory with another one.
   Status verify_apart() const;
 
  private:
@@ -35,7 +35,7 @@ class CallTensors {
     std::string_view kind;
     const TensorView* view;
     bool is_output;
-    // Of its bytes, from the lowest to behind the highest.
+    // Its range of bytes: the lowest address, and the end.
     __int128 begin;
     __int128 end;
   };

@@ -13,7 +13,7 @@
 namespace flashlift {
 namespace {
 
-// Coordinates are i32 in programs, and products of two of them are common.
+// Coordinates are i32 in programs, which often multiply two of them.
 constexpr int64_t kMaxLength = int64_t{1} << 30;
 
 Status verify_range(const char* name, int64_t value, int64_t low, int64_t high) {
@@ -129,14 +129,15 @@ Status verify(const Problem& problem) {
 
 namespace {
 
-// What a call settles.
+// The lengths that a call determines.
 struct CallLengths {
   int64_t batch;
   int64_t q_len;
   int64_t kv_len;
 };
 
-// The size that a dimension must have which is declared as `size` and has `got`; `same` is what kSameSize was so far.
+// The required size of a dimension that is declared as `size` and has `got` elements. `same` is the value of kSameSize,
+// or negative if no dimension has set it yet.
 int64_t settled_size(const Problem& problem, const CallLengths& lengths, int64_t size, int64_t got, int64_t& same) {
   switch (size) {
     case kBatchSize:
@@ -233,7 +234,6 @@ Status verify_keys(const Problem& p, const AttentionArguments& arguments, int64_
   return {};
 }
 
-// An output that comes exactly if the problem wants it: f32 [batch, q_heads, q_len].
 Status verify_dropout_words(const TensorView& words) {
   const std::array<int64_t, 1> shape = {words.rank == 1 && words.sizes[0] == 4 ? 4 : 2};
   FLASHLIFT_RETURN_IF_ERROR(problem::verify_tensor({"dropout_words", words, DType::kU32, shape}));
@@ -241,6 +241,7 @@ Status verify_dropout_words(const TensorView& words) {
                                : invalid_argument("dropout_words has stride {}, expected 1", words.strides[0]);
 }
 
+// The output must be present exactly if the problem requests it: f32 [batch, q_heads, q_len].
 Status verify_row_output(const char* name, const std::optional<TensorView>& view, bool wanted,
                          std::span<const int64_t> shape) {
   if (view.has_value() != wanted) {
@@ -250,7 +251,7 @@ Status verify_row_output(const char* name, const std::optional<TensorView>& view
   return view ? problem::verify_output({name, *view, DType::kF32, shape}) : Status();
 }
 
-// It goes with the output, element for element: kernels keep one set of strides for both.
+// The residual has the output's strides: kernels have one set of strides for both.
 Status verify_residual(const Problem& p, const AttentionArguments& arguments, std::span<const int64_t> shape) {
   if (arguments.residual.has_value() != p.want_residual) {
     return invalid_argument("the problem {} for residual, but the call {} it",

@@ -31,7 +31,7 @@ void add(std::string& object, std::string_view name, const std::string& value) {
 
 }  // namespace
 
-// Neither names nor programs have a character that JSON would want escaped.
+// Names and programs contain no characters that JSON must escape.
 std::string as_json(const ProblemText& text) {
   std::string sizes;
   for (const auto& [name, size] : text.sizes) {

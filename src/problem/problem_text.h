@@ -1,4 +1,4 @@
-// What a problem's text says, word by word, before the words become a problem.
+// A problem's text as words, before these are converted to a problem.
 #pragma once
 
 #include <map>
@@ -22,8 +22,8 @@ struct ProblemText {
   std::optional<Program> mask_mod;
 };
 
-// Errors: a word that is unknown, is given twice or does not take its value; a malformed program. What is missing, and
-// what does not go together, is not its concern.
+// Fails if a word is unknown, is given twice or does not accept its value, and if a program is malformed. Does not
+// check for missing words, or for words that exclude each other.
 Result<ProblemText> read_text(std::string_view text);
 
 // {"sizes": {"b": 2}, "dtype": "bf16", "words": {"causal": true, "window": [128, 0], "softcap": 30, "mask": "bool"},

@@ -86,7 +86,7 @@ class Reader {
     return read_size(word);
   }
 
-  // b2, hq32: a name followed by its number.
+  // A name followed by its number: b2, hq32.
   Status read_size(std::string_view word) {
     const size_t digits = word.find_first_of("0123456789");
     const std::string name(word.substr(0, digits));
@@ -173,7 +173,7 @@ Result<Problem> to_problem(problem::ProblemText text) {
   problem.score_mod = std::move(text.score_mod);
   problem.mask_mod = std::move(text.mask_mod);
   FLASHLIFT_ASSIGN_OR_RETURN(problem.captures, collect_captures(problem.score_mod, problem.mask_mod));
-  FLASHLIFT_RETURN_IF_ERROR(verify(problem));  // before the features divide by what may be 0
+  FLASHLIFT_RETURN_IF_ERROR(verify(problem));  // before features divide by sizes, which may be 0
   FLASHLIFT_RETURN_IF_ERROR(text.features.apply(problem));
   FLASHLIFT_RETURN_IF_ERROR(verify(problem));
   return problem;

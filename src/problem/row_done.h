@@ -4,7 +4,7 @@
 
 namespace flashlift::problem {
 
-// Called after each query's row of a slow loop, so that somebody can be told how far it is. May be empty.
+// Called after each query's row of a slow loop, to report progress. May be empty.
 using RowDone = std::function<void()>;
 
 }  // namespace flashlift::problem

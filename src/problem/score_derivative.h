@@ -1,4 +1,4 @@
-// A score_mod's derivative, run one score at a time: in f64 for the oracle, in f32 for eager maths.
+// Runs the derivative of a score_mod one score at a time: in f64 for the oracle, in f32 for eager maths.
 #pragma once
 
 #include <algorithm>
@@ -13,7 +13,7 @@ namespace flashlift::problem {
 template <typename Real>
 class ScoreDerivative {
  public:
-  // By the score, and by every load of a float captured tensor. The problem has a score_mod.
+  // With respect to the score, and to every load of a float captured tensor. The problem must have a score_mod.
   ScoreDerivative(const Problem& problem, const AttentionArguments& arguments)
       : problem_(problem),
         arguments_(arguments),
@@ -26,17 +26,17 @@ class ScoreDerivative {
 
   void run(Real product, const score::Coordinates& at) { interpreter_.score_mod(product, at); }
   const std::vector<score::LoadDerivative>& loads() const { return derivative_.loads; }
-  // Which of the problem's captured tensors a load reads.
+  // The captured tensor of the problem that a load reads.
   size_t capture_of(const score::LoadDerivative& load) const {
     const Capture& read = derivative_.body.captures[derivative_.body.nodes[load.load].payload];
     return static_cast<size_t>(std::find(problem_.captures.begin(), problem_.captures.end(), read) -
                                problem_.captures.begin());
   }
 
-  // Of the last run.
+  // Results of the last run.
   Real d_score() const { return static_cast<Real>(interpreter_.real(derivative_.d_score)); }
   Real weight(const score::LoadDerivative& load) const { return static_cast<Real>(interpreter_.real(load.weight)); }
-  // The logical index of the element that was read; none of an empty tensor, whose elements read as the constant 0.
+  // The logical index of the element that was read; nothing for an empty tensor, whose loads give the constant 0.
   std::optional<int64_t> element_of(const score::LoadDerivative& load) const {
     const TensorView& view = arguments_.captures[capture_of(load)];
     const std::vector<ValueId>& indices = derivative_.body.nodes[load.load].operands;

@@ -11,19 +11,20 @@ namespace flashlift::problem {
 namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
-// Of a score's terms and of what its program makes of it: some roundings of f32, and far below those of 16 bits.
+// The error of a score's terms and of its program's operations: several f32 roundings, but far less than one of 16
+// bits.
 const double kScoreRounding = std::ldexp(1.0, -18);
 
 bool is_step(const Program& program, const Node& node) {
   const bool of_real = !node.operands.empty() && program.nodes[node.operands.back()].type == Type::kF32;
-  if (node.type != Type::kF32) {  // comparisons, conversions to integers, bits: no longer a real number
+  if (node.type != Type::kF32) {  // comparisons, conversions to integers, and bits
     return of_real;
   }
-  // Roundings follow their operand as a whole, and step all the same.
+  // A rounding follows its operand on a large scale, but has steps.
   return score::is_any(node.op, {Op::k_floor, Op::k_ceil, Op::k_round_even, Op::k_round_f16, Op::k_round_bf16});
 }
 
-// log of the sum of exponentials, as one end of the scores' ranges has it.
+// The log-sum-exp of one end (the lower or upper one) of the scores' ranges.
 template <typename End>
 double log_sum(const std::vector<Range>& scores, std::span<const double> sinks, End end) {
   double maximum = -kInfinity;

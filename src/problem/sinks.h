@@ -1,4 +1,4 @@
-// Where sinks lie: [q_heads, n], or [n] where all heads have the same.
+// The layout of sinks: [q_heads, n], or [n] if all heads share them.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@ inline int64_t sink_offset(const TensorView& sinks, int64_t h, int64_t r) {
   return sinks.rank == 1 ? r * sinks.strides[0] : h * sinks.strides[0] + r * sinks.strides[1];
 }
 
-// The place of the same sink in a dense tensor of that shape.
+// The index of the sink in a dense tensor of that shape.
 inline int64_t dense_sink_index(const TensorView& sinks, int64_t h, int64_t r) {
   return sinks.rank == 1 ? r : h * sinks.sizes[1] + r;
 }

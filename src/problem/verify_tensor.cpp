@@ -26,7 +26,7 @@ std::string sizes_text(std::span<const int64_t> shape) {
   return "[" + text + "]";
 }
 
-// A view that no memory can have, whatever the problem: offsets of its elements are computed in 64 bits everywhere.
+// Refuses a view that no memory can hold: the offsets of elements are computed in 64 bits.
 Status verify_view(const WantedTensor& wanted) {
   const TensorView& view = wanted.view;
   if (view.rank < 0 || view.rank > kMaxRank) {
@@ -43,7 +43,7 @@ Status verify_view(const WantedTensor& wanted) {
       return invalid_argument("{} has size {} in dimension {}; sizes are 0 or more", title(wanted), size, i);
     }
     if (size <= 1) {
-      continue;  // its stride is never used
+      continue;  // its stride is not used
     }
     int64_t step = 0;
     fits = fits && view.strides[i] != std::numeric_limits<int64_t>::min() &&
@@ -93,7 +93,7 @@ Status verify_output(const WantedTensor& wanted) {
   if (view.element_count() == 0) {
     return {};
   }
-  // From the innermost dimension outwards, each must step over all that lies inside it.
+  // From the innermost dimension outwards, each dimension must step over all those inside it.
   std::array<int, kMaxRank> dims{};
   int count = 0;
   for (int dim = 0; dim < view.rank; ++dim) {

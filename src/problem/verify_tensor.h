@@ -1,4 +1,4 @@
-// Checking the tensors of a call against what a problem says of them.
+// Checks the tensors of a call against the problem.
 #pragma once
 
 #include <cstdint>
@@ -14,21 +14,21 @@
 namespace flashlift::problem {
 
 struct WantedTensor {
-  // Views and spans, since a call of a compiled attention allocates nothing.
+  // These are views and spans, so that calls of a compiled attention do not allocate.
   std::string_view name;
   const TensorView& view;
   DType dtype;
   std::span<const int64_t> shape;          // -1: any
-  std::string_view role = {};              // what goes before the name of a captured tensor
-  std::span<const int64_t> declared = {};  // the captured tensor's shape in the program, where that may have names
-  std::string_view dimensions = {};        // what they are, for those who bring them in another order
+  std::string_view role = {};              // precedes the name of a captured tensor
+  std::span<const int64_t> declared = {};  // the captured tensor's shape in the program, which may contain names
+  std::string_view dimensions = {};        // their meaning, for callers with another order of dimensions
 };
 
 Status verify_tensor(const WantedTensor& wanted);
-// The same for one that is written, whose elements must not overlap.
+// The same for a tensor that is written, whose elements must not overlap.
 Status verify_output(const WantedTensor& wanted);
 
-// What a forward call reads: what no call may write.
+// Adds the tensors that a forward call reads, which no call may write.
 void add_inputs(const AttentionArguments& arguments, const Problem& problem, CallTensors& tensors);
 
 // The shape of a captured tensor for a call of the problem's own lengths. `any` is the size of `?`, `same` that of `n`.

@@ -77,7 +77,7 @@ std::string list_as_json(const std::vector<std::string>& list) {
   return list.empty() ? "[]" : fmt::format("[\"{}\"]", fmt::join(list, "\", \""));
 }
 
-// What may have been meant by a word of a table, with the value that was given.
+// Words of the tables that may have been meant, each with the given value.
 std::vector<std::string> suggestions(std::string_view word) {
   constexpr std::pair<std::string_view, const char*> kOtherNames[] = {
       {"float32", "f32"}, {"float", "f32"}, {"bfloat16", "bf16"}, {"float16", "f16"}, {"half", "f16"}};
@@ -154,7 +154,7 @@ std::vector<WordText> word_texts() {
   return texts;
 }
 
-// No text of the tables has a character that JSON would want escaped.
+// The tables' texts contain no characters that JSON must escape.
 std::string words_as_json() {
   std::string json;
   for (const WordText& text : word_texts()) {

@@ -1,4 +1,4 @@
-// The words of the problem text for people and for other programs, as their tables have them.
+// The words of the problem text and their descriptions from the tables, for people and other programs.
 #pragma once
 
 #include <string>
@@ -21,9 +21,9 @@ struct WordText {
 std::vector<WordText> word_texts();
 // As a JSON array of objects with these fields.
 std::string words_as_json();
-// Whatever a text may hold, word by word: for a fuzzer.
+// All words that a text may contain, for a fuzzer.
 std::vector<std::string> dictionary();
-// What is wrong with a word that no table has, and what may have been meant.
+// The error for an unknown word, with words that may have been meant.
 std::string unknown_word(std::string_view word);
 
 }  // namespace flashlift::problem

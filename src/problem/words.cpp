@@ -13,7 +13,9 @@ bool read_whole(std::string_view text, T& value) {
   return result.ec == std::errc() && result.ptr == text.data() + text.size();
 }
 
-bool admits(const Value& value, double number) { return number >= value.least && number <= value.most; }  // not NaN
+bool admits(const Value& value, double number) {
+  return number >= value.least && number <= value.most;
+}  // false for NaN
 
 // "zero, uniform or nan"
 std::string listed(const std::vector<std::string_view>& words) {

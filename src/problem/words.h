@@ -1,8 +1,8 @@
-// A word of the problem text, as its table has it, and the value behind its `=`.
+// A word of the problem text in a table, and the value after its `=`.
 //
 // There are three tables: features.cpp (words that become programs), options.cpp (words that set a field) and
 // sizes.cpp. The reader, its errors, the printer, docs/problem.md, the command line's help, flashlift.Problem, the
-// fuzzer's dictionary and the random problems of the tests are made from them.
+// fuzzer's dictionary and the random problems of the tests are generated from them.
 #pragma once
 
 #include <cstdint>
@@ -17,15 +17,15 @@
 
 namespace flashlift::problem {
 
-// What may stand behind `word=`.
+// The kind of values after `word=`.
 struct Value {
   enum class Kind : uint8_t { kNone, kChoice, kWhole, kPair, kReal };
 
   Kind kind = Kind::kNone;
-  const char* form = "";      // as help writes it, such as <N>; of a choice: its words, separated by |
-  bool is_optional = false;   // `word` alone is right, too
+  const char* form = "";      // as in help, such as <N>; for a choice, its words separated by |
+  bool is_optional = false;   // `word` without a value is allowed, too
   const char* expected = "";  // of a real number: for "`word` expects ..."
-  double least = 0;           // of numbers
+  double least = 0;           // for numbers
   double most = 0;
 };
 
@@ -40,7 +40,7 @@ constexpr Value perhaps(const char* words) {
 constexpr Value whole_number(int64_t least) {
   return {.kind = Value::Kind::kWhole, .form = "<N>", .least = static_cast<double>(least), .most = kMostWhole};
 }
-// One number from 0 for both, or two.
+// One number from 0 on for both, or two numbers.
 constexpr Value one_or_two_numbers(const char* form) {
   return {.kind = Value::Kind::kPair, .form = form, .most = kMostWhole};
 }
@@ -69,28 +69,28 @@ constexpr Value probability() {
 struct Word {
   const char* name;
   Value value = no_value();
-  const char* examples = "";  // of values that are numbers, separated by spaces
+  const char* examples = "";  // for numbers, separated by spaces
   const char* doc;            // the meaning, in Markdown
-  const char* without = "";   // what holds without the word
+  const char* without = "";   // the behaviour without the word
 };
 
-// A value as it was read.
+// A value that was read.
 struct Given {
   std::string text;
   int64_t whole = 0;
-  int64_t second = 0;  // of one_or_two_numbers()
+  int64_t second = 0;  // for one_or_two_numbers()
   float real = 0;
-  size_t choice = 0;  // the place of the text among the choices
+  size_t choice = 0;  // index among the choices
 
-  DType dtype() const { return *parse_dtype(text); }  // of a choice between dtypes
+  DType dtype() const { return *parse_dtype(text); }  // for a choice between dtypes
 };
 
-// Errors: the word does not take this value.
+// Fails if the word does not accept this value.
 Result<Given> read_value(const Word& word, std::string_view text);
 
-// "zero|uniform|nan" as its parts.
+// Splits "zero|uniform|nan".
 std::vector<std::string_view> choices(const Value& value);
-// A word as help writes it: causal[=bottom_right], window=<left>[,<right>].
+// A word as in help: causal[=bottom_right], window=<left>[,<right>].
 std::string form_of(const Word& word);
 
 }  // namespace flashlift::problem

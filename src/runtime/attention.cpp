@@ -45,7 +45,7 @@ Result<std::shared_ptr<const Attention::Implementation>> compile_for_device(cons
   return invalid_argument("device {} is unknown: expected DeviceKind::kCpu or kCuda", static_cast<int>(options.device));
 }
 
-// Fills in the database's entries for passes that the caller leaves open. True if it has any.
+// Adds the database's tuning for passes for which the caller chose nothing. True if there is any.
 bool take_tuned(const Problem& problem, CompileOptions& options) {
   if (!options.implementation.empty() || database::effective(options.tuning) == TuningPolicy::kOff ||
       !database::anything_tuned()) {
@@ -64,7 +64,7 @@ bool take_tuned(const Problem& problem, CompileOptions& options) {
   return take(true, options.backward) || forward;
 }
 
-// Running out of memory is an error like any other. Its message is short enough to need no memory itself.
+// If memory runs out, this error is returned. Its message is so short that it needs no allocation.
 Error out_of_memory() { return {ErrorKind::kInternal, "out of memory"}; }
 
 Status check_fork() {

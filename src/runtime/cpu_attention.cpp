@@ -139,7 +139,7 @@ Result<cpu::Forward> compile_forward(const SimplifiedProblem& problem, cpu::Isa 
   return cpu::Forward::compile(*problem, cpu::tile_kernels(isa), compile_score, config);
 }
 
-// The kernels of the first implementation of a list that accepts the problem, and the answer of each.
+// The kernels of the first implementation in a list that accepts the problem, and the answers of all.
 Result<cpu::Forward> choose(const SimplifiedProblem& problem, const Result<Answers>& answers, const char* pass,
                             const cpu::ForwardConfig& config, std::vector<Consideration>& considerations) {
   if (!answers.ok()) {
@@ -153,7 +153,7 @@ Result<cpu::Forward> choose(const SimplifiedProblem& problem, const Result<Answe
   return compile_forward(problem, row->isa, config);
 }
 
-// 0 leaves a size to the library.
+// A size of 0 leaves the choice to the library.
 cpu::ForwardConfig forward_config(const Tuning& tuning) {
   cpu::ForwardConfig config;
   config.q_tile = tuning.q_tile == 0 ? config.q_tile : tuning.q_tile;
@@ -162,7 +162,7 @@ cpu::ForwardConfig forward_config(const Tuning& tuning) {
   return config;
 }
 
-// A readable text of what differs from the library's own choice.
+// Describes what differs from the library's own choice.
 std::string note(const Tuning& tuning) {
   return tuning == Tuning{} ? "" : fmt::format(" (tuned: {})", to_string(tuning));
 }
@@ -180,19 +180,20 @@ Result<std::shared_ptr<const Attention::Implementation>> compile_cpu(const Probl
   FLASHLIFT_RETURN_IF_ERROR(check_threads(options.forward));
   FLASHLIFT_RETURN_IF_ERROR(check_threads(options.backward));
   FLASHLIFT_RETURN_IF_ERROR(CpuAttention::backward_config(options.backward).verify());
-  const auto ask = [&](const char* what, const Tuning& tuning) {
-    return plan::ask(plan::cpu_list(), tuning.implementation.empty() ? options.implementation : tuning.implementation,
-                     what, [&](const plan::CpuImplementation& row, bool by_name) {
-                       return plan::refusal(row, *compiled, machine, by_name);
-                     });
+  const auto evaluate = [&](const char* what, const Tuning& tuning) {
+    return plan::evaluate(plan::cpu_list(),
+                          tuning.implementation.empty() ? options.implementation : tuning.implementation, what,
+                          [&](const plan::CpuImplementation& row, bool by_name) {
+                            return plan::refusal(row, *compiled, machine, by_name);
+                          });
   };
   std::vector<Consideration> considerations;
-  FLASHLIFT_ASSIGN_OR_RETURN(cpu::Forward forward, choose(compiled, ask("the CPU's forward pass", options.forward),
+  FLASHLIFT_ASSIGN_OR_RETURN(cpu::Forward forward, choose(compiled, evaluate("the CPU's forward pass", options.forward),
                                                           "forward", forward_config(options.forward), considerations));
   considerations.back().reason = forward.describe() + note(options.forward);
   std::vector<Consideration> backward_considerations;
   Result<cpu::Forward> backward_kernels =
-      choose(compiled, ask("the CPU's backward pass", options.backward), "backward", {}, backward_considerations);
+      choose(compiled, evaluate("the CPU's backward pass", options.backward), "backward", {}, backward_considerations);
   if (backward_kernels.ok()) {
     backward_considerations.back().reason =
         cpu::Backward::describe(*backward_kernels, CpuAttention::backward_config(options.backward)) +

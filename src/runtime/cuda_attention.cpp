@@ -42,7 +42,7 @@ class CudaAttention : public Attention::Implementation {
   static Result<std::shared_ptr<CudaAttention>> create(const Problem& problem, const CompileOptions& options) {
     FLASHLIFT_ASSIGN_OR_RETURN(const cuda::Device device, cuda::get_device(options.device_ordinal));
     auto attention = std::make_shared<CudaAttention>(problem, simplified_and_ordered(problem), device);
-    FLASHLIFT_RETURN_IF_ERROR(attention->ask_lists(options));
+    FLASHLIFT_RETURN_IF_ERROR(attention->evaluate_lists(options));
     FLASHLIFT_RETURN_IF_ERROR(attention->choose(options.lengths_known, options.forward_at_once));
     return attention;
   }
@@ -114,7 +114,7 @@ class CudaAttention : public Attention::Implementation {
     return no_backward(reasons);
   }
 
-  // For the kernel that calls of the problem's own lengths use.
+  // The workspace of the kernel that calls of the problem's own lengths use.
   int64_t workspace_bytes(int /*concurrency*/) const override {
     const LengthClass length = cuda::length_class(compiled_, compiled_.q_len);
     const plan::CudaForward* const row = plan::first_of(forwards_[static_cast<size_t>(length)]);
@@ -139,8 +139,8 @@ class CudaAttention : public Attention::Implementation {
   using BackwardKernels = std::array<CompiledOnce<cuda::Backward>, cuda::kBackwardKinds>;
 
   // A tuning result applies to calls of the problem's own lengths only.
-  Status ask_lists(const CompileOptions& options) {
-    const auto asked_for = [&](const Tuning& tuning) {
+  Status evaluate_lists(const CompileOptions& options) {
+    const auto requested_for = [&](const Tuning& tuning) {
       return tuning.implementation.empty() ? options.implementation : tuning.implementation;
     };
     const auto own_length = static_cast<size_t>(cuda::length_class(compiled_, compiled_.q_len));
@@ -149,27 +149,28 @@ class CudaAttention : public Attention::Implementation {
         return plan::refusal(row, compiled_, static_cast<LengthClass>(i), device_, by_name);
       };
       FLASHLIFT_ASSIGN_OR_RETURN(
-          forwards_[i],
-          plan::ask(plan::cuda_forward_list(),
-                    options.lengths_known && i == own_length ? asked_for(options.forward) : options.implementation,
-                    "CUDA's forward pass", refusal));
+          forwards_[i], plan::evaluate(plan::cuda_forward_list(),
+                                       options.lengths_known && i == own_length ? requested_for(options.forward)
+                                                                                : options.implementation,
+                                       "CUDA's forward pass", refusal));
     }
-    const std::string asked = asked_for(options.backward);
+    const std::string requested = requested_for(options.backward);
     const auto refusal = [&](const plan::CudaBackward& row, bool /*by_name*/) {
       return plan::refusal(row, compiled_, device_);
     };
-    Result<Backwards> backwards = plan::ask(plan::cuda_backward_list(), asked, "CUDA's backward pass", refusal);
+    Result<Backwards> backwards =
+        plan::evaluate(plan::cuda_backward_list(), requested, "CUDA's backward pass", refusal);
     if (backwards.ok()) {
       backwards_ = *std::move(backwards);
     } else {
-      backwards_status_ = backwards.error();  // forward-only callers need not see this error
-      backward_considerations.push_back({asked, false, backwards.error().message});
+      backwards_status_ = backwards.error();  // callers of the forward pass alone need no backward kernels
+      backward_considerations.push_back({requested, false, backwards.error().message});
     }
     return {};
   }
 
-  // The implementation that calls of the problem's lengths will run, and compiles it. If the problem has no lengths:
-  // the one for long calls.
+  // Chooses the implementation for calls of the problem's lengths and compiles it. If the problem has no lengths,
+  // chooses the one for long calls.
   Status choose(bool lengths_known, bool at_once) {
     const LengthClass length = lengths_known ? cuda::length_class(compiled_, compiled_.q_len) : LengthClass::kLonger;
     const Forwards& answers = forwards_[static_cast<size_t>(length)];
@@ -226,7 +227,7 @@ class CudaAttention : public Attention::Implementation {
   Problem compiled_;
   cuda::Device device_;
   std::array<Forwards, cuda::kLengthClasses> forwards_;  // the list's answers for each class
-  Backwards backwards_;                                  // empty if there is none of the name that was asked for:
+  Backwards backwards_;                                  // empty if the list has none of the requested name
   Status backwards_status_;
   std::array<std::array<CompiledOnce<cuda::Forward>, cuda::kLengthClasses>, cuda::kKernelKinds> kernels_;
   mutable std::mutex mutex_;  // protects the map, not its kernels, which never move

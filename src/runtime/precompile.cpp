@@ -24,13 +24,13 @@ namespace {
 
 using cuda::KernelSource;
 
-// A kernel source that calls of a problem need, and the problems that need it.
+// A kernel source and the problems whose calls need it.
 struct Wanted {
   PrecompiledKernel kernel;
   KernelSource source;
 };
 
-// "cuda/kernels/sm90/forward.cu" is sm90/forward.
+// The part of the source's name after the folder: "cuda/kernels/sm90/forward.cu" becomes sm90/forward.
 std::string kernel_name(const std::string& source) {
   constexpr std::string_view kFolder = "cuda/kernels/";
   const size_t begin = source.starts_with(kFolder) ? kFolder.size() : 0;
@@ -55,8 +55,8 @@ class Sources {
     const auto refusal = [&](const plan::CudaForward& row, bool by_name) {
       return plan::refusal(row, problem_, length, device, by_name);
     };
-    FLASHLIFT_ASSIGN_OR_RETURN(const auto answers, plan::ask(plan::cuda_forward_list(), options_.implementation,
-                                                             "CUDA's forward pass", refusal));
+    FLASHLIFT_ASSIGN_OR_RETURN(const auto answers, plan::evaluate(plan::cuda_forward_list(), options_.implementation,
+                                                                  "CUDA's forward pass", refusal));
     const plan::CudaForward* const row = plan::first_of(answers);
     if (row == nullptr) {
       return unsupported("no CUDA implementation takes this problem on {}: {}", device.name, plan::reasons_of(answers));
@@ -73,8 +73,8 @@ class Sources {
     const auto refusal = [&](const plan::CudaBackward& row, bool /*by_name*/) {
       return plan::refusal(row, problem_, device);
     };
-    FLASHLIFT_ASSIGN_OR_RETURN(const auto answers, plan::ask(plan::cuda_backward_list(), options_.implementation,
-                                                             "CUDA's backward pass", refusal));
+    FLASHLIFT_ASSIGN_OR_RETURN(const auto answers, plan::evaluate(plan::cuda_backward_list(), options_.implementation,
+                                                                  "CUDA's backward pass", refusal));
     const plan::CudaBackward* const row = plan::first_of(answers);
     if (row == nullptr) {
       return unsupported("no CUDA implementation gives the gradients of this problem on {}: {}", device.name,

@@ -25,8 +25,8 @@ void* wait_for_end(void* may_end) {
   return nullptr;
 }
 
-// How many threads the system starts beside this one, of `count`. Where oneTBB cannot start one it throws, in threads
-// of its own as well, which ends the process.
+// The number of threads, up to `count`, that the system can start besides this one. oneTBB throws if it cannot start a
+// thread, also in its own threads, which ends the process.
 int startable_threads(int count) {
   std::atomic<bool> may_end{false};
   std::vector<pthread_t> threads;
@@ -46,7 +46,7 @@ int startable_threads(int count) {
 class TbbExecutor : public Executor {
  public:
   TbbExecutor() : wanted_(wanted_threads()), threads_(1 + startable_threads(wanted_ - 1)), arena_(threads_) {
-    if (threads_ > tbb::info::default_concurrency()) {  // oneTBB starts no more by itself, and prints a warning
+    if (threads_ > tbb::info::default_concurrency()) {  // oneTBB would print a warning and start no more
       more_threads_.emplace(tbb::global_control::max_allowed_parallelism, threads_);
     }
   }
@@ -67,7 +67,7 @@ class TbbExecutor : public Executor {
       }
       return;
     }
-    // Isolated: a thread that waits here must not run other work, whose tiles would overwrite its own.
+    // Isolated: a thread that waits here must not run other tasks, which would overwrite its tiles.
     arena_.execute([&] {
       tbb::this_task_arena::isolate([&] {
         tbb::parallel_for(
@@ -83,7 +83,7 @@ class TbbExecutor : public Executor {
   }
 
  private:
-  // A child of fork() has none of oneTBB's threads, although oneTBB still counts them, and locks that they held stay
+  // A forked child has none of oneTBB's threads, although oneTBB still counts them, and locks that they held stay
   // locked.
   bool is_forked() const { return fork_generation() != generation_; }
 
@@ -99,7 +99,7 @@ class TbbExecutor : public Executor {
 
 Executor& default_executor() {
   const UncutByFork uncut;
-  // Never destroyed: a static library user may run attention from another static's destructor.
+  // Never destroyed, because a destructor of another static object may still run attention.
   static TbbExecutor* executor = new TbbExecutor;
   executor->warn_of_missing_threads();
   return *executor;

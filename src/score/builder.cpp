@@ -11,7 +11,7 @@ namespace {
 
 thread_local ProgramBuilder* current_builder = nullptr;
 
-// Outside of a trace there is nothing to record into; a throw-away builder keeps such code from crashing.
+// Outside of a trace, operations are recorded in an unused builder, so that such code does not crash.
 ProgramBuilder& active_builder() {
   thread_local ProgramBuilder scratch(ProgramKind::kScoreMod);
   return current_builder != nullptr ? *current_builder : scratch;
@@ -24,7 +24,7 @@ Expr binary(Op op, Expr x, Expr y) {
   return active_builder().apply(op, {promote(x, type), promote(y, type)});
 }
 
-// Arithmetic on booleans counts them, as in C++.
+// Arithmetic on booleans treats them as 0 and 1, as in C++.
 Expr arithmetic(Op op, Expr x, Expr y) {
   const Type type = std::max({x.type(), y.type(), Type::kI32});
   return active_builder().apply(op, {promote(x, type), promote(y, type)});

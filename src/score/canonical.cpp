@@ -16,7 +16,7 @@ Program order_nodes(const Program& source) {
   Program result{.kind = source.kind, .captures = source.captures, .nodes = {}, .result = 0};
   std::vector<ValueId> renamed(source.nodes.size(), kUnseen);
 
-  // An explicit stack: text from outside may nest as deeply as its node limit allows.
+  // An explicit stack, because a program's text may be nested as deeply as the node limit allows.
   std::vector<std::pair<ValueId, size_t>> stack{{source.result, 0}};
   while (!stack.empty()) {
     auto& [id, next_operand] = stack.back();
@@ -33,7 +33,7 @@ Program order_nodes(const Program& source) {
     for (ValueId& operand : copy.operands) {
       operand = renamed[operand];
     }
-    order_operands(copy, result.nodes);  // by their new numbers: simplify ordered them by the old ones
+    order_operands(copy, result.nodes);  // by their new numbers: simplify used the old ones
     renamed[id] = static_cast<ValueId>(result.nodes.size());
     result.nodes.push_back(std::move(copy));
     stack.pop_back();

@@ -1,4 +1,4 @@
-// One form for all programs that differ only in names and order: the basis of cache keys.
+// A canonical form for programs that differ only in names and order: the basis of cache keys.
 #pragma once
 
 #include <string>
@@ -8,12 +8,12 @@
 
 namespace flashlift::score {
 
-// Nodes in the order of a depth-first walk from the result: simplified programs that differ in the order of their nodes
-// become the same.
+// Orders nodes by a depth-first walk from the result, so that simplified programs that differ only in the order of
+// their nodes become equal.
 Program order_nodes(const Program& program);
 
-// Nodes in the order of a depth-first walk from the result, captured tensors named c0, c1, ... in the
-// order in which that walk meets them. `names` takes what they were called, in that order.
+// Orders nodes by a depth-first walk from the result, and names captured tensors c0, c1, ... in the order of that walk.
+// `names` receives their original names in this order.
 Program canonicalize(const SimplifiedProgram& program, std::vector<std::string>* names = nullptr);
 
 }  // namespace flashlift::score

@@ -53,8 +53,8 @@ Interval integer_hull(const void* data, int64_t offset, int64_t stride, int64_t 
   return Interval::integer(static_cast<int64_t>(lo), static_cast<int64_t>(hi));
 }
 
-// Floats in the order of integers: the bits, with those below the sign flipped for negative values. Minimum and
-// maximum of integers vectorise, those of floats do not (NaN). NaN lies beyond both infinities.
+// Maps floats to integers of the same order: negative values have the bits below the sign flipped. Minimum and maximum
+// of integers vectorise; those of floats do not, because of NaN. NaN maps to values beyond both infinities.
 template <typename Raw>
 struct FloatKey {
   Raw raw{};
@@ -86,8 +86,8 @@ double bf16_value(int16_t bits) { return bf16_to_float(static_cast<uint16_t>(bit
 double f32_value(int32_t bits) { return std::bit_cast<float>(bits); }
 double f64_value(int64_t bits) { return static_cast<float>(std::bit_cast<double>(bits)); }
 
-// Are `count` elements, `stride` apart, the same as the first? In steps short enough to stop early, long enough to
-// vectorise.
+// Whether `count` elements, `stride` apart, are equal to the first. Compares in steps, short enough to stop early and
+// long enough to vectorise.
 template <typename Raw>
 bool line_equals(const void* data, int64_t offset, int64_t stride, int64_t count, int64_t first_offset) {
   constexpr int64_t kStep = 64;
@@ -113,7 +113,8 @@ bool line_equals(const void* data, int64_t offset, int64_t stride, int64_t count
   return true;
 }
 
-// By the width of an element. A bool of a value other than 0 and 1 counts as different, which is merely less sharp.
+// Compares elements as integers of the same width. A bool that is neither 0 nor 1 counts as different, which only makes
+// the bounds wider.
 bool line_is_uniform(const TensorView& tensor, int64_t offset, int64_t stride, int64_t count, int64_t first_offset) {
   switch (size_in_bytes(tensor.dtype)) {
     case 1:
@@ -127,7 +128,7 @@ bool line_is_uniform(const TensorView& tensor, int64_t offset, int64_t stride, i
   }
 }
 
-// Calls body(indices) for every index of the box [lo, hi], until it gives false.
+// Calls body(indices) for every index of the box [lo, hi], until it returns false.
 template <typename Body>
 bool for_each_index(std::span<const int64_t> lo, std::span<const int64_t> hi, Body body) {
   std::array<int64_t, kMaxRank> at{};
@@ -287,7 +288,7 @@ Interval LineBounds::range(std::span<const int64_t> indices, int64_t lo, int64_t
   const auto elements = [&](int64_t begin, int64_t end) {
     return hull_of_elements(tensor_, offset + begin * stride, stride, end - begin);
   };
-  // Whole blocks come from the tree, what sticks out at both ends from the elements.
+  // Whole blocks are read from the tree, the rest at both ends from the elements.
   const int64_t end = hi + 1;
   const int64_t first_block = (lo + kBlock - 1) / kBlock;
   const int64_t last_block = end == size_ ? blocks_ : end / kBlock;

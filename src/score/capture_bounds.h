@@ -1,4 +1,4 @@
-// Minima and maxima of captured tensors: what interval analysis knows of a load.
+// Minima and maxima of captured tensors, which bound loads in interval analysis.
 #pragma once
 
 #include <array>
@@ -11,24 +11,24 @@
 
 namespace flashlift::score {
 
-// Every value that a load of this dtype may give.
+// The range of all values that a load of this dtype may return.
 Interval dtype_range(DType dtype);
 
 // The hull of `count` elements, the first at element offset `offset`, `stride` apart. count > 0.
 Interval hull_of_elements(const TensorView& tensor, int64_t offset, int64_t stride, int64_t count);
 
-// True if all elements of the box [lo, hi] (both included, within the sizes) are the same. Stops at the first that
-// differs, so that it costs little where the answer is no.
+// Whether all elements of the box [lo, hi] (bounds included, within the sizes) are equal. Stops at the first different
+// element, so that a negative answer costs little.
 bool is_uniform(const TensorView& tensor, std::span<const int64_t> lo, std::span<const int64_t> hi);
 
 // Bounds of any range along one dimension of a tensor, for every index of the other dimensions. Built in one pass over
-// the elements; a range takes logarithmic time and is exact.
+// the elements. A query takes logarithmic time, and its result is exact.
 class LineBounds {
  public:
   LineBounds() = default;
   LineBounds(const TensorView& tensor, int dimension) { build(tensor, dimension); }
-  // `tensor`'s memory must outlive the object's use. No dimension may be empty. Again for another tensor: its memory is
-  // reused.
+  // `tensor`'s memory must outlive this object. No dimension may be empty. May be called again for another tensor, and
+  // reuses memory.
   void build(const TensorView& tensor, int dimension);
 
   int dimension() const { return dimension_; }
@@ -38,7 +38,7 @@ class LineBounds {
   }
   // Elements lo to hi, both included, of the line at these indices (the one of `dimension` is ignored).
   Interval range(std::span<const int64_t> indices, int64_t lo, int64_t hi) const;
-  // All elements of all lines.
+  // The hull of all elements.
   Interval whole() const { return whole_; }
 
  private:
@@ -52,7 +52,7 @@ class LineBounds {
   Type type_ = Type::kI32;
   int64_t size_ = 0;
   int64_t blocks_ = 0;
-  std::array<int64_t, kMaxRank> line_strides_{};  // zero for broadcast dimensions: their lines are one
+  std::array<int64_t, kMaxRank> line_strides_{};  // zero for broadcast dimensions, which share one line
   // For each line a bottom-up segment tree over its blocks: the leaves at [blocks, 2 blocks), the root at 1.
   std::vector<Interval> trees_;
   Interval whole_;

@@ -10,7 +10,7 @@ namespace {
 
 constexpr ValueId kNoScore = ~ValueId{0};
 
-// Appends a program's nodes to `target`; `score` stands for its `score` input. Returns the id of its result.
+// Appends a program's nodes to `target`, with `score` in place of the `score` input. Returns the id of its result.
 Result<ValueId> append(Program& target, const Program& program, ValueId score) {
   std::vector<int64_t> capture_index;
   for (const Capture& capture : program.captures) {

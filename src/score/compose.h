@@ -1,4 +1,5 @@
-// Building programs from programs. Results are not simplified: what is built of them may be, once.
+// Builds programs from programs. The results are not simplified, so that a program built from them is simplified only
+// once.
 #pragma once
 
 #include "flashlift/program.h"
@@ -10,9 +11,9 @@ namespace flashlift::score {
 // Errors: both declare a captured tensor of one name differently.
 Result<Program> compose(const Program& outer, const Program& inner);
 
-// The mask_mod that keeps what both keep.
+// The mask_mod that keeps keys that both keep.
 Result<Program> conjunction(const Program& left, const Program& right);
-// The mask_mod that keeps what one of them keeps.
+// The mask_mod that keeps keys that at least one of them keeps.
 Result<Program> disjunction(const Program& left, const Program& right);
 
 }  // namespace flashlift::score

@@ -13,7 +13,7 @@ namespace {
 
 class Differentiator;
 
-// A value of the program that is being differentiated, or a number that has no node yet.
+// A value of the program that is differentiated, or a number without a node.
 struct Symbol {
   Differentiator* owner = nullptr;
   ValueId id = 0;
@@ -31,14 +31,14 @@ Symbol operation(Op op, const Symbol& x);
 Symbol operation(Op op, const Symbol& x, const Symbol& y);
 Condition comparison(Op op, const Symbol& x, const Symbol& y);
 
-// The vocabulary of the rules in flashlift/ops.def, see derivative_rules.h.
+// The functions and operators that the rules in flashlift/ops.def use; see derivative_rules.h.
 Symbol operator+(const Symbol& x, const Symbol& y) { return operation(Op::k_add, x, y); }
 Symbol operator-(const Symbol& x, const Symbol& y) { return operation(Op::k_sub, x, y); }
 Symbol operator*(const Symbol& x, const Symbol& y) { return operation(Op::k_mul, x, y); }
 Symbol operator/(const Symbol& x, const Symbol& y) { return operation(Op::k_div, x, y); }
 Symbol operator-(const Symbol& x) { return operation(Op::k_neg, x); }
 Symbol sign(const Symbol& x) { return operation(Op::k_sign, x); }
-// All functions of f32 are in it.
+// Declares all functions of f32.
 #define FLASHLIFT_OP(...)
 #define FLASHLIFT_FUNCTION(name, ...) \
   [[maybe_unused]] Symbol name(const Symbol& x) { return operation(Op::k_##name, x); }
@@ -53,8 +53,8 @@ Condition operator&(const Condition& x, const Condition& y);
 Symbol where(const Condition& condition, const Symbol& x, const Symbol& y);
 Symbol truncated(const Symbol& x) { return where(x < 0.0, operation(Op::k_ceil, x), operation(Op::k_floor, x)); }
 
-// Reverse mode: walks back from the result, adding up for each f32 node what the result changes by as the node does.
-// The adjoints are nodes of the same program, after those they are made of.
+// Reverse mode: visits nodes backwards from the result. The adjoint of each f32 node is the derivative of the result
+// with respect to it. Adjoints are nodes of the same program, after those that they are computed from.
 class Differentiator {
  public:
   Differentiator(const Program& source, std::vector<bool> wanted)
@@ -69,7 +69,7 @@ class Differentiator {
         continue;
       }
       const ValueId adjoint = *adjoints_[id];
-      const Node node = body_.nodes[id];  // a copy: new nodes move the others
+      const Node node = body_.nodes[id];  // a copy, since adding nodes moves the others
       if (node.op == Op::k_score) {
         d_score = d_score ? add(*d_score, adjoint) : adjoint;
       } else if (node.op == Op::k_load) {
@@ -112,7 +112,7 @@ class Differentiator {
   void pass(ValueId, Flat) {}
   void pass(ValueId, Opaque) {}
 
-  // The rules' expressions make nodes; what an operand that is no f32 gets is left alone.
+  // The rules' expressions create nodes. Adjoints of operands that are not f32 are dropped.
   void propagate(const Node& node, ValueId result, ValueId adjoint) {
     if (node.op == Op::k_select) {
       const Condition condition{this, node.operands[0]};
@@ -150,7 +150,8 @@ class Differentiator {
     }
   }
 
-  // What a select does not choose has a gradient of 0, and keeps it however steep it is: 0 * inf would be NaN.
+  // The branch that a select does not choose has a gradient of 0, which stays 0 even if a derivative is infinite: 0 *
+  // inf would be NaN.
   static Symbol where_not_zero(const Symbol& g, const Symbol& gradient) { return where(g == 0.0, 0.0, gradient); }
   static Flat where_not_zero(const Symbol&, Flat nothing) { return nothing; }
   static Opaque where_not_zero(const Symbol&, Opaque nothing) { return nothing; }
@@ -169,9 +170,9 @@ class Differentiator {
   }
 
   Program body_;
-  std::vector<bool> wanted_;                      // of each captured tensor
-  std::vector<std::optional<ValueId>> adjoints_;  // of the source's nodes
-  std::vector<bool> chosen_;                      // of the same: whether a select may choose them, or not
+  std::vector<bool> wanted_;                      // for each captured tensor
+  std::vector<std::optional<ValueId>> adjoints_;  // for each node of the source
+  std::vector<bool> chosen_;                      // for each node of the source: whether a select may choose it or not
   std::vector<LoadDerivative> loads_;
 };
 

@@ -1,4 +1,4 @@
-// Differentiating score programs: what a backward kernel needs of a score_mod.
+// Derivatives of score programs, which backward kernels compute.
 #pragma once
 
 #include <cstdint>
@@ -15,22 +15,22 @@ struct LoadDerivative {
   ValueId weight;
 };
 
-// A program of several results, which share nodes, so that a backend compiles one function for all.
+// A program with several results, which share nodes, so that a backend compiles one function for all.
 struct Derivative {
-  Program body;     // body.result is the score_mod's own result, which backward needs to recompute p
+  Program body;     // body.result is the score_mod's own result, from which the backward pass recomputes p
   ValueId d_score;  // f32: d result / d score
   std::vector<LoadDerivative> loads;
 };
 
-// Differentiates a score_mod, whose equal loads are one, with respect to its score, and to each load of the captured
-// tensors for which wants_gradient (in the order of score_mod->captures; empty: of none) holds. Only float tensors have
-// gradients; loads that the result depends on in no differentiable way are left out.
+// Differentiates a score_mod, in which no two loads are equal, with respect to its score and to the loads of those
+// captured tensors for which wants_gradient holds (in the order of score_mod->captures; empty: none). Only float
+// tensors have gradients. Loads on which the result does not depend differentiably are left out.
 //
-// Where there is no derivative, PyTorch's conventions hold: minimum and maximum split evenly between equal operands,
-// |x|' is 0 at 0, floor, ceil, round_even, sign, conversions to integers and bit casts give 0, rounding to bf16 and f16
-// passes through unchanged, as a change of dtype does. A select passes to the chosen side only, so a score masked by
-// -inf passes nothing; where a formula itself is infinite (sqrt at 0), so is the derivative. A backend skips elements
-// with p = 0, so that infinite weights of masked ones do not turn into NaN.
+// Where there is no derivative, PyTorch's conventions hold: minimum and maximum split it evenly between equal operands,
+// |x|' is 0 at 0, floor, ceil, round_even, sign, conversions to integers and bit casts give 0, and rounding to bf16 and
+// f16 passes it through unchanged, like a change of dtype. A select passes it to the chosen side only, so that a score
+// masked by -inf gets none. Where a formula itself is infinite (sqrt at 0), so is the derivative. A backend skips
+// elements with p = 0, so that infinite weights of masked ones do not become NaN.
 Derivative differentiate(const SimplifiedProgram& score_mod, const std::vector<bool>& wants_gradient = {});
 
 }  // namespace flashlift::score

@@ -1,9 +1,9 @@
-// What the rows of flashlift/ops.def need to state derivatives once, for programs (derivative.cpp) and for numbers
-// (here).
+// The functions with which the rows of flashlift/ops.def define derivatives once, both for programs (derivative.cpp)
+// and for numbers (here).
 //
-// A rule gives the gradient that an operand gets, from the operands x and y, the result f and its gradient g. It is
-// written with the operators of C++ and the functions of namespace rules. derivative.cpp has all functions of the
-// table; here, one that rules is the first to need takes a line.
+// A rule gives the gradient of an operand from the operands x and y, the result f and its gradient g. It is written
+// with C++'s operators and the functions of namespace rules. derivative.cpp has all functions of the table. Here, a
+// function that no rule has used before needs a line.
 #pragma once
 
 #include <cmath>
@@ -14,10 +14,11 @@
 
 namespace flashlift::score {
 
-// The result does not follow the operand continuously, so that its derivative is 0 wherever there is one.
+// The result does not depend on the operand continuously, so that its derivative is 0 wherever it exists.
 struct Flat {};
 inline constexpr Flat flat;
-// As flat for gradients. But what is known of the derivative proves nothing: the operation reads bits, for example.
+// Like flat for gradients, but the derivative proves nothing about the function, for example because the operation
+// reads bits.
 struct Opaque {};
 inline constexpr Opaque opaque;
 
@@ -25,7 +26,7 @@ inline constexpr double kLn2 = std::numbers::ln2;
 inline constexpr double kTwoOverRootPi = 2 * std::numbers::inv_sqrtpi;
 inline constexpr double kHalfRootPi = 0.5 / std::numbers::inv_sqrtpi;
 
-// The gradients in numbers.
+// Gradients as numbers.
 struct NumberGradients {
   double to_x;
   double to_y;
@@ -57,7 +58,7 @@ inline double number(Opaque) { return std::numeric_limits<double>::quiet_NaN(); 
 
 }  // namespace rules
 
-// What x and y get of the gradient g of f = op(x, y). NaN for what is opaque. Not for select.
+// The gradients of x and y from the gradient g of f = op(x, y). NaN for opaque ones. Not for select.
 inline NumberGradients number_gradients(Op op, double x, double y, double f, double g) {
   using namespace rules;  // NOLINT(google-build-using-namespace): the table's expressions name its functions
   switch (op) {

@@ -31,7 +31,7 @@ Element load_element(const TensorView& tensor, std::span<const int64_t> indices)
   int64_t offset = 0;
   for (int i = 0; i < tensor.rank; ++i) {
     if (tensor.sizes[i] == 0) {
-      return {};  // nothing to read: 0 of any type
+      return {};  // an empty tensor reads as 0
     }
     offset += std::clamp<int64_t>(indices[i], 0, tensor.sizes[i] - 1) * tensor.strides[i];
   }
@@ -57,7 +57,7 @@ Element load_element(const TensorView& tensor, std::span<const int64_t> indices)
       return {.integer = 0, .real = bf16_to_float(read(uint16_t{}))};
     case DType::kF32:
       return {.integer = 0, .real = read(float{})};
-    case DType::kF64:  // the language's floats are f32
+    case DType::kF64:  // floats of programs are f32
       return {.integer = 0, .real = static_cast<float>(read(double{}))};
   }
   return {};

@@ -1,5 +1,5 @@
-// Runs a score program one score at a time. Slow and obvious: in f64 the oracle's half of the truth, in f32 the eager
-// maths that errors are measured against.
+// Runs a score program one score at a time. It is slow and simple: in f64 a part of the oracle, in f32 a part of the
+// eager maths against which errors are measured.
 #pragma once
 
 #include <span>
@@ -19,17 +19,17 @@ struct Coordinates {
   int32_t kv_len = 0;
 };
 
-// Holds its scratch, so use one interpreter per thread for many calls.
+// Contains its working memory, so that each thread should reuse one interpreter for many calls.
 template <typename Real>
 class BasicInterpreter {
  public:
-  // `captures` are in the order of program.captures, and outlive the interpreter, as does the program.
+  // `captures` are in the order of program.captures. They and the program must outlive the interpreter.
   BasicInterpreter(const Program& program, std::span<const TensorView> captures);
 
   Real score_mod(Real score, const Coordinates& at);
   bool mask_mod(const Coordinates& at);
 
-  // Any node's value in the last run: what programs of several results are read by.
+  // The value of any node in the last run, for programs with several results.
   double real(ValueId id) const { return reals_[id]; }
   int64_t integer(ValueId id) const { return integers_[id]; }
 
@@ -52,7 +52,7 @@ struct Element {
   double real = 0;
 };
 Element load_element(const TensorView& tensor, std::span<const int64_t> indices);
-// Op::k_search of a 1-D tensor of integers. An empty one counts as one 0, which is what loads from it give.
+// Op::k_search of a 1-D tensor of integers. An empty tensor counts as a single 0, which loads from it return, too.
 int64_t search_element(const TensorView& tensor, int64_t x);
 
 }  // namespace flashlift::score

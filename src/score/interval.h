@@ -1,4 +1,4 @@
-// Sets of values that an operation may give, over sets of operand values: the transfer functions of interval analysis.
+// Sets of values that an operation may return for sets of operand values: the transfer functions of interval analysis.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@
 namespace flashlift::score {
 
 // All values between two bounds, both included. Integers and i1 (0 or 1) use lo and hi, f32 uses real_lo and real_hi;
-// which of them is known from the value's type.
+// the value's type decides.
 struct Interval {
   union {
     int64_t lo = 0;
@@ -19,7 +19,7 @@ struct Interval {
     int64_t hi = 0;
     double real_hi;
   };
-  // f32 only: NaN may occur besides. With real_lo > real_hi nothing else occurs.
+  // f32 only: the value may also be NaN. If real_lo > real_hi, it can only be NaN.
   bool may_be_nan = false;
 
   static Interval integer(int64_t lo, int64_t hi) { return {{.lo = lo}, {.hi = hi}, false}; }
@@ -36,13 +36,13 @@ struct Interval {
   bool has_number() const { return real_lo <= real_hi; }
 };
 
-// The smallest interval that holds both.
+// The smallest interval that contains both.
 Interval hull(Type type, const Interval& x, const Interval& y);
 
-// Holds every value that `op` gives for operands from these intervals, all of `operand_type` (select: its last two),
-// under every evaluation that the backends may choose: f32 rounded after each step, with contracted multiply-adds,
-// subnormals kept or flushed, approximate transcendental functions, or the oracle's double precision. Not for inputs,
-// constants and loads.
+// Contains every value of `op` for operands from these intervals, all of `operand_type` (select: its last two), under
+// every evaluation that backends may choose: f32 rounded after each step, with contracted multiply-adds, subnormals
+// kept or flushed, approximate transcendental functions, or the oracle's double precision. Not for inputs, constants
+// and loads.
 Interval apply(Op op, Type result_type, Type operand_type, const Interval& x, const Interval& y, const Interval& z);
 
 }  // namespace flashlift::score

@@ -9,7 +9,7 @@
 namespace flashlift::score {
 namespace {
 
-// Exact arithmetic over i64: sums, products and shifts of it fit.
+// Holds sums, products and shifts of i64 exactly.
 __extension__ using Wide = __int128;
 
 struct WideInterval {
@@ -19,7 +19,7 @@ struct WideInterval {
 
 int width(Type type) { return type == Type::kI64 ? 64 : 32; }
 
-// Values outside of the type wrap around, and then anything may come out.
+// A value outside of the type wraps around, so that the result may be any value.
 Interval fit(Type type, const WideInterval& x) {
   const Interval all = Interval::everything(type);
   return x.lo < all.lo || x.hi > all.hi ? all
@@ -28,7 +28,7 @@ Interval fit(Type type, const WideInterval& x) {
 
 WideInterval join(const WideInterval& x, const WideInterval& y) { return {std::min(x.lo, y.lo), std::max(x.hi, y.hi)}; }
 
-// The hull of f over the corners: right for an f that is monotone in each operand while the other is held.
+// The hull of f over the corners. Valid if f is monotone in each operand while the other is constant.
 template <typename F>
 WideInterval corners(const Interval& x, const Interval& y, F f) {
   const auto [lo, hi] = std::minmax({f(x.lo, y.lo), f(x.lo, y.hi), f(x.hi, y.lo), f(x.hi, y.hi)});
@@ -40,7 +40,7 @@ Wide floor_quotient(Wide x, Wide y) {
   return x % y != 0 && (x < 0) != (y < 0) ? quotient - 1 : quotient;
 }
 
-// Division by a range: monotone on each side of zero; x / 0 = -1.
+// Division by a range is monotone on each side of zero. x / 0 is -1.
 template <typename F>
 Interval divide(Type type, const Interval& x, const Interval& y, F quotient) {
   const auto over = [&](int64_t lo, int64_t hi) { return corners(x, Interval::integer(lo, hi), quotient); };
@@ -110,10 +110,10 @@ Interval signed_mod(const Interval& x, const Interval& y) {
   return narrow(Wide{y.lo} + 1, 0);
 }
 
-// Bits that are the same in every value between the bounds: those above the highest bit in which the bounds differ.
+// The bits that all values between the bounds share: those above the highest bit in which the bounds differ.
 struct KnownBits {
-  uint64_t known;  // which bits
-  uint64_t value;  // what they are
+  uint64_t known;  // a mask of the bits
+  uint64_t value;  // their values
 };
 KnownBits known_bits(const Interval& x) {
   const uint64_t difference = static_cast<uint64_t>(x.lo) ^ static_cast<uint64_t>(x.hi);
@@ -122,7 +122,7 @@ KnownBits known_bits(const Interval& x) {
   return {known, static_cast<uint64_t>(x.lo) & known};
 }
 
-// Values are sign-extended, so the sign is the top bit for i32 too.
+// Values are sign-extended, so that bit 63 is the sign for i32, too.
 Interval from_known_bits(uint64_t known_zero, uint64_t known_one) {
   const uint64_t sign = uint64_t{1} << 63;
   const uint64_t unknown = ~(known_zero | known_one);
@@ -137,7 +137,7 @@ Interval intersect(const Interval& x, const Interval& y) {
   return Interval::integer(std::max(x.lo, y.lo), std::min(x.hi, y.hi));
 }
 
-// x & y: besides the known bits, a non-negative operand bounds the result, and x & (2^n - 1) is x mod 2^n.
+// Improves the bounds of x & y: a non-negative operand bounds the result, and x & (2^n - 1) is x mod 2^n.
 Interval sharpen_and(Interval result, const Interval& x, const Interval& y) {
   for (const auto& [mask, other] : {std::pair(&x, &y), std::pair(&y, &x)}) {
     if (mask->lo >= 0) {
@@ -146,7 +146,7 @@ Interval sharpen_and(Interval result, const Interval& x, const Interval& y) {
     if (mask->is_point() && is_low_mask(mask->lo) && mask->lo < (int64_t{1} << 62)) {
       result = intersect(result, signed_mod(*other, Interval::integer(mask->lo + 1, mask->lo + 1)));
     }
-    if (mask->is_point() && is_low_mask(~mask->lo)) {  // clears the low bits: rounds down, monotonically
+    if (mask->is_point() && is_low_mask(~mask->lo)) {  // clears the low bits, which rounds down monotonically
       result = intersect(result, Interval::integer(other->lo & mask->lo, other->hi & mask->lo));
     }
   }
@@ -250,7 +250,7 @@ Interval integer_shl(Type type, const Interval& x, const Interval& y) {
 }
 
 Interval integer_shr(Type type, const Interval& x, const Interval& y) {
-  const int64_t last = width(type) - 1;  // leaves the sign only, as any amount outside does
+  const int64_t last = width(type) - 1;  // leaves only the sign, like any larger amount
   const bool outside = y.lo < 0 || y.hi > last;
   int64_t lo = std::clamp<int64_t>(y.lo, 0, last);
   int64_t hi = outside ? last : y.hi;
@@ -267,7 +267,7 @@ Interval integer_ushr(Type type, const Interval& x, const Interval& y) {
     return Interval::integer(0, 0);
   }
   const Wide modulus = Wide{1} << width(type);
-  const auto shifted = [&](Wide x_lo, Wide x_hi) {  // of non-negative values
+  const auto shifted = [&](Wide x_lo, Wide x_hi) {  // for non-negative values
     return WideInterval{x_lo >> static_cast<int>(hi), x_hi >> static_cast<int>(lo)};
   };
   WideInterval result = x.lo >= 0  ? shifted(x.lo, x.hi)
@@ -277,14 +277,14 @@ Interval integer_ushr(Type type, const Interval& x, const Interval& y) {
   if (outside) {
     result = join(result, {0, 0});
   }
-  // Shifting by nothing keeps the sign, where the unsigned reading lies outside of the type.
+  // A shift by 0 keeps the sign, although the value as unsigned is outside of the type.
   if (lo == 0 && hi == 0) {
     return outside ? hull(type, x, Interval::integer(0, 0)) : x;
   }
   return fit(type, result);
 }
 
-// From any integer type to i32 or i64.
+// Conversions from any integer type to i32 or i64.
 Interval integer_to_integer(Type type, const Interval& x) { return fit(type, {x.lo, x.hi}); }
 
 }  // namespace

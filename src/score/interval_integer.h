@@ -1,11 +1,12 @@
-// Transfer functions of the operations over integers; i1 takes part in the bit operations. See interval.h.
+// Transfer functions of integer operations, including bit operations on i1. See interval.h.
 #pragma once
 
 #include "score/interval.h"
 
 namespace flashlift::score {
 
-// What an operation gives over operands of this type, i1, i32 or i64. Not for select, nor for what has no operands.
+// The values of an operation with operands of this type, i1, i32 or i64. Not for select, nor for operations without
+// operands.
 Interval integer_operation(Op op, Type type, const Interval& x, const Interval& y);
 
 // eq, ne, lt, le, gt, ge

@@ -14,10 +14,10 @@ constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr double kMaxFloat = std::numeric_limits<float>::max();
 constexpr double kMinNormal = std::numeric_limits<float>::min();
 
-// Bounds are computed in double and then moved outward to f32 values. A bound that is an f32 value already is exact:
-// rounding is monotone, so neither f32 steps, a contracted multiply-add nor double precision get past it. Any other
-// moves by two steps. Subnormals may be flushed to zero. A value beyond f32 overflows in f32 but not in the oracle's
-// double precision: it is not surely infinite.
+// Bounds are computed in double and then rounded outward to f32. A bound that already is an f32 value is exact:
+// rounding is monotone, so that f32 steps, a contracted multiply-add or double precision cannot exceed it. Any other
+// bound moves outward by two steps. Subnormals may be flushed to zero. A value too large for f32 overflows in f32, but
+// not in the oracle's double precision, so that it need not be infinite.
 double round_down(double value) {
   if (std::isinf(value)) {
     return value;
@@ -41,7 +41,7 @@ Interval outward(double lo, double hi, bool may_be_nan) {
   return Interval::real(round_down(lo), round_up(hi), may_be_nan);
 }
 
-// Backends approximate these functions; the worst in use is a GPU's tanh with a relative error of 2^-11.
+// Backends approximate these functions. The least accurate one is a GPU's tanh, with a relative error of 2^-11.
 constexpr double kRelativeError = 0x1p-10;
 constexpr double kAbsoluteError = 0x1p-20;
 
@@ -60,7 +60,7 @@ Interval clamped(const Interval& x, double lo, double hi) {
 bool contains(const Interval& x, double value) { return x.real_lo <= value && value <= x.real_hi; }
 bool may_be_infinite(const Interval& x) { return x.real_lo == -kInfinity || x.real_hi == kInfinity; }
 
-// The extremes of f over the corners, without those that are NaN.
+// The minimum and maximum of f over the corners, ignoring NaN.
 template <typename F>
 Interval corners(const Interval& x, const Interval& y, bool may_be_nan, F f) {
   double lo = kInfinity;
@@ -79,12 +79,12 @@ Interval corners(const Interval& x, const Interval& y, bool may_be_nan, F f) {
 
 Interval monotone(const Interval& x, double (*f)(double)) { return loose(f(x.real_lo), f(x.real_hi), x.may_be_nan); }
 
-// Conversions on the way are exact functions of the value, so no looseness.
+// For conversions that are exact functions of the value, so that bounds are not widened.
 Interval exact(const Interval& x, double (*f)(double)) {
   return Interval::real(f(x.real_lo), f(x.real_hi), x.may_be_nan);
 }
 
-// e^x and 2^x overflow for finite x, where double precision may still be finite.
+// e^x and 2^x overflow in f32 for a finite x for which double precision is still finite.
 Interval exponential(const Interval& x, double (*f)(double), double least) {
   Interval result = clamped(monotone(x, f), least, kInfinity);
   if (x.real_lo < kInfinity) {
@@ -93,12 +93,12 @@ Interval exponential(const Interval& x, double (*f)(double), double least) {
   return result;
 }
 
-// Logarithms have a pole, and are undefined below it.
+// A logarithm has a pole and is undefined below it.
 Interval logarithm(const Interval& x, double (*f)(double), double pole) {
   if (x.real_hi < pole) {
     return Interval::only_nan();
   }
-  // A subnormal may be flushed: the pole is reached from just above.
+  // A subnormal may be flushed to zero: then a value just above the pole is at the pole.
   const double lo = x.real_lo <= pole + kMinNormal ? -kInfinity : f(x.real_lo);
   return loose(lo, f(x.real_hi), x.may_be_nan || x.real_lo < pole);
 }
@@ -109,7 +109,7 @@ Interval square_root(const Interval& x) {
   }
   const double lo = std::sqrt(std::max(x.real_lo, 0.0));
   const double hi = std::sqrt(x.real_hi);
-  // Approximations in use are good to 2^-22.
+  // Approximations in use have an error of at most 2^-22.
   return outward(lo * (1 - 0x1p-20), hi * (1 + 0x1p-20), x.may_be_nan || x.real_lo < 0);
 }
 
@@ -186,7 +186,7 @@ Interval real_mul(const Interval& x, const Interval& y) {
   const bool undefined = (contains(x, 0) && may_be_infinite(y)) || (contains(y, 0) && may_be_infinite(x));
   return corners(x, y, x.may_be_nan || y.may_be_nan || undefined, [](double a, double b) {
     const double product = a * b;
-    return std::isnan(product) ? 0 : product;  // 0 * inf: what lies beside it is 0
+    return std::isnan(product) ? 0 : product;  // 0 * inf: for the finite values beside it, the product is 0
   });
 }
 
@@ -205,7 +205,7 @@ Interval real_div(const Interval& x, const Interval& y) {
   if (y.real_lo == y.real_hi && is_power_of_two(y.real_lo)) {
     return result;
   }
-  // A backend may multiply by the reciprocal, which is off by a few units in the last place.
+  // A backend may multiply by the reciprocal, with an error of a few units in the last place.
   const auto widen = [](double value, double direction) {
     return std::isinf(value) ? value : value + direction * (std::abs(value) * 0x1p-20 + kMinNormal);
   };
@@ -218,7 +218,8 @@ Interval real_rem(const Interval& x, const Interval& y) {
   }
   const bool may_be_nan = x.may_be_nan || y.may_be_nan || contains(y, 0) || may_be_infinite(x);
   const double largest = std::max(std::abs(y.real_lo), std::abs(y.real_hi));
-  // A backend may compute x - trunc(x / y) * y, and a quotient rounded to the next integer makes the sign flip.
+  // A backend may compute x - trunc(x / y) * y. If the quotient is rounded to the next integer, the result has the
+  // other sign.
   const double slack = largest * 0x1p-10;
   const double lo = x.real_lo < 0 ? std::max(x.real_lo, -largest) : 0;
   const double hi = x.real_hi > 0 ? std::min(x.real_hi, largest) : 0;
@@ -239,13 +240,14 @@ Interval real_max(const Interval& x, const Interval& y) {
   return Interval::real(std::max(x.real_lo, y.real_lo), std::max(x.real_hi, y.real_hi), x.may_be_nan || y.may_be_nan);
 }
 
-// Only for a positive base, where it is monotone in each operand; NaN^0 and 1^NaN are 1.
+// Only for a positive base, for which pow is monotone in each operand. NaN^0 and 1^NaN are 1.
 Interval real_pow(const Interval& x, const Interval& y) {
   if (x.may_be_nan || y.may_be_nan || x.real_lo <= 0 || may_be_infinite(x) || may_be_infinite(y)) {
     return Interval::everything(Type::kF32);
   }
   const Interval result = corners(x, y, false, [](double a, double b) { return std::pow(a, b); });
-  // Computed as 2^(y log2 x), whose error grows with the exponent; beyond, anything non-negative.
+  // Backends compute 2^(y log2 x), whose error grows with the exponent. Beyond this range the result may be any
+  // non-negative number.
   if (result.real_hi >= 0x1p30 || result.real_lo <= 0x1p-30) {
     return Interval::real(0, kInfinity);
   }
@@ -255,7 +257,7 @@ Interval real_pow(const Interval& x, const Interval& y) {
 Interval real_compare(Op op, const Interval& x, const Interval& y) {
   const bool may_be_nan = x.may_be_nan || y.may_be_nan;
   const bool numbers = x.has_number() && y.has_number();
-  const bool ordered = numbers && !may_be_nan;  // a comparison with NaN is false, except ne
+  const bool ordered = numbers && !may_be_nan;  // comparisons with NaN are false, except ne
   const bool same_point = numbers && x.real_lo == x.real_hi && y.real_lo == y.real_hi && x.real_lo == y.real_lo;
   const bool overlap = numbers && x.real_lo <= y.real_hi && y.real_lo <= x.real_hi;
   if (op == Op::k_eq) {
@@ -287,7 +289,7 @@ Interval real_to_integer(Type type, const Interval& x) {
   return x.may_be_nan ? hull(type, result, Interval::integer(0, 0)) : result;
 }
 
-// The bits of positive floats are ordered as they are; the sign of zero is not known.
+// The bits of positive floats have the order of the floats. The sign of a zero is unknown.
 Interval real_to_bits(const Interval& x) {
   if (x.may_be_nan || !x.has_number() || x.real_lo <= 0) {
     return Interval::everything(Type::kI32);

@@ -8,7 +8,7 @@ namespace flashlift::score {
 // One value; a subnormal may be flushed to zero.
 Interval real_value(double value);
 
-// What an operation gives over f32 operands. Not for select, nor for what has no operands.
+// The values of an operation with f32 operands. Not for select, nor for operations without operands.
 Interval real_operation(Op op, const Interval& x, const Interval& y);
 
 Interval integer_to_real(const Interval& x);

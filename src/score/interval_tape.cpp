@@ -20,14 +20,14 @@ using Tape = IntervalProgram::Tape;
 using Term = IntervalProgram::Term;
 
 constexpr int kMaxTerms = 8;
-// Forms whose value stays below this need no care when they are evaluated, subtracted or compared.
+// Forms whose values are below this limit can be evaluated, subtracted and compared without overflow.
 constexpr Wide kLimit = Wide{1} << 61;
 
 constexpr uint32_t kScore = 4;
 
-// constant + sum of coefficient * slot. Integers and i1 are any such form, an f32 is always one slot.
+// constant + sum of coefficient * slot. Integers and i1 are any such form; an f32 is always a single slot.
 struct Form {
-  std::array<Term, kMaxTerms> terms{};  // by rising slot
+  std::array<Term, kMaxTerms> terms{};  // in ascending order of slots
   int count = 0;
   int64_t constant = 0;
 
@@ -45,15 +45,15 @@ Form slot_form(uint32_t slot) { return {.terms = {Term{slot, 1}}, .count = 1, .c
 
 bool is_integer(Type type) { return type == Type::kI32 || type == Type::kI64; }
 
-// What a compilation needs besides the tape. Kept by the thread, since a call of a compiled attention allocates
-// nothing.
+// Memory for a compilation besides the tape. Each thread keeps it, so that calls of a compiled attention do not
+// allocate.
 struct Scratch {
-  std::vector<Form> forms;                       // of each node that is live
-  std::vector<std::pair<Form, uint32_t>> slots;  // forms that were put into a slot
-  std::vector<Interval> ranges;                  // of each slot, over the whole domain
-  std::vector<bool> depends_on_plane;            // of each slot: on q or kv
-  std::vector<bool> live;                        // of nodes, then of slots
-  std::vector<uint32_t> renamed;                 // slots, once dead ones are gone
+  std::vector<Form> forms;                       // for each live node
+  std::vector<std::pair<Form, uint32_t>> slots;  // forms that have a slot
+  std::vector<Interval> ranges;                  // for each slot, over the whole domain
+  std::vector<bool> depends_on_plane;            // for each slot: on q or kv
+  std::vector<bool> live;                        // for nodes, later for slots
+  std::vector<uint32_t> renamed;                 // the new slots after dead ones are removed
 };
 
 class TapeCompiler {
@@ -108,7 +108,7 @@ class TapeCompiler {
   const Form& form(const Node& node, int operand) const { return forms_[node.operands[operand]]; }
   Type operand_type(const Node& node) const { return program_.nodes[node.operands.back()].type; }
 
-  // The form's value over the whole domain, or nothing where it is too large to reckon with.
+  // The range of the form over the whole domain; nothing if it is too large for exact arithmetic.
   std::optional<Interval> range(const Form& x) const {
     Wide lo = x.constant;
     Wide hi = x.constant;
@@ -159,7 +159,7 @@ class TapeCompiler {
     return range(sum) ? std::optional(sum) : std::nullopt;
   }
 
-  // Only what cannot wrap around is its form.
+  // The form, if its value cannot wrap around.
   std::optional<Form> within(Type type, const std::optional<Form>& x) const {
     if (!x) {
       return std::nullopt;
@@ -169,7 +169,7 @@ class TapeCompiler {
     return values && values->lo >= all.lo && values->hi <= all.hi ? x : std::nullopt;
   }
 
-  // Appends an instruction, unless the domain decides its value.
+  // Appends an instruction, unless its value is constant on the domain.
   Form emit(const Instruction& instruction, bool depends_on_plane) {
     const Interval whole = run_instruction(tape_, instruction, ranges_.data());
     if (instruction.type != Type::kF32 && whole.is_point()) {
@@ -242,7 +242,7 @@ class TapeCompiler {
     }
   }
 
-  // What stays a form without any instruction.
+  // Operations whose result is a form, without an instruction.
   std::optional<Form> compile_linear(const Node& node) {
     const Type type = node.type;
     const Op op = node.op;
@@ -305,7 +305,7 @@ class TapeCompiler {
     return y.is_constant() ? within(type, combine(x, y.constant, {}, 0)) : std::nullopt;
   }
 
-  // One operand, if it is the smaller (larger) on the whole domain: clipping that never clips.
+  // The smaller (larger) operand, if it is the same one on the whole domain: the clipping then has no effect.
   std::optional<Form> extremum(const Node& node) const {
     const auto difference = combine(form(node, 0), 1, form(node, 1), -1);
     const auto values = difference ? range(*difference) : std::nullopt;
@@ -316,7 +316,7 @@ class TapeCompiler {
     return form(node, (node.op == Op::k_min) == first_is_smaller ? 0 : 1);
   }
 
-  // With one operand known, `and` and `or` are the other or that constant.
+  // If one operand of `and` or `or` is constant, the result is the other operand or that constant.
   std::optional<Form> connective(const Node& node) const {
     for (const int i : {0, 1}) {
       if (const Form& known = form(node, i); known.is_constant()) {
@@ -353,7 +353,7 @@ class TapeCompiler {
     const TensorView& tensor = captures_[node.payload];
     Load load{.tensor = tensor, .whole = dtype_range(tensor.dtype)};
     int plane_dimensions = 0;
-    int dimension = -1;  // the one indexed by the plane, or else the longest
+    int dimension = -1;  // the dimension that the plane indexes, otherwise the longest
     bool empty = false;
     for (int i = 0; i < tensor.rank; ++i) {
       const Form& index = form(node, i);
@@ -402,8 +402,8 @@ class TapeCompiler {
     return static_cast<int>(tape_.bounds_used++);
   }
 
-  // Folding made instructions dead; their slots, loads and terms go. Loads and terms stand in the order of their
-  // instructions, so all move to the front of where they are.
+  // Removes instructions that folding made dead, with their slots, loads and terms. Loads and terms are in the order of
+  // their instructions, so that the remaining ones move forward in place.
   void drop_dead() {
     constexpr uint32_t kInputs = IntervalProgram::kInputSlots;
     live_.assign(ranges_.size(), false);
@@ -461,9 +461,9 @@ class TapeCompiler {
     }
   }
 
-  // Tensors indexed by b and h only, up to this size, are read to bound them on the whole domain.
+  // Tensors up to this size that only b and h index are read, to bound their elements over the whole domain.
   static constexpr int64_t kMaxTable = int64_t{1} << 16;
-  // A search through more would cost more than computing a value twice.
+  // Searching more forms would cost more than computing a value twice.
   static constexpr size_t kMaxSharedForms = 64;
 
   const Program& program_;

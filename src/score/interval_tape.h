@@ -1,4 +1,4 @@
-// Making and running the tape of an IntervalProgram.
+// Compiles and runs the tape of an IntervalProgram.
 #pragma once
 
 #include <span>
@@ -7,12 +7,12 @@
 
 namespace flashlift::score {
 
-// Compiles a program for a domain into `tape`, whose memory is reused. Everything that the domain decides is folded;
-// dead instructions are dropped.
+// Compiles a program for a domain into `tape`, whose memory is reused. Values that are constant on the domain are
+// folded, and dead instructions removed.
 void compile_tape(const Program& program, std::span<const TensorView> captures, const IntervalProgram::Domain& domain,
                   IntervalProgram::Tape& tape);
 
-// What one instruction gives over the slots before it.
+// The result of one instruction from the slots before it.
 Interval run_instruction(const IntervalProgram::Tape& tape, const IntervalProgram::Instruction& instruction,
                          const Interval* slots);
 

@@ -9,9 +9,9 @@
 namespace flashlift::score {
 namespace {
 
-// A box of at most this many elements is looked at, to see whether it is uniform: about the size of a tile.
+// The search for a uniform box reads at most this many elements, about the size of a tile.
 constexpr int64_t kScanLimit = int64_t{1} << 15;
-// Few enough elements or lines to take the hull of one after the other.
+// With at most this many elements or lines, the hull is computed from each of them.
 constexpr int64_t kHullLimit = 64;
 
 Interval affine_range(const IntervalProgram::Tape& tape, const IntervalProgram::Instruction& instruction,
@@ -34,7 +34,7 @@ struct ElementBox {
   std::array<int64_t, kMaxRank> hi{};
 };
 
-// The hull over all index tuples of the box of dimensions other than `skipped`, whose own part `line` gives.
+// The hull over all index tuples of the box, except for dimension `skipped`, over which `line` computes the hull.
 template <typename Line>
 Interval hull_of_lines(const TensorView& tensor, const ElementBox& box, int skipped, Line line) {
   const Type type = scalar_type(tensor.dtype);
@@ -64,7 +64,7 @@ Interval load_range(const IntervalProgram::Tape& tape, const IntervalProgram::Lo
   const LineBounds* bounds = load.bounds >= 0 ? &tape.bounds[load.bounds] : nullptr;
   ElementBox box;
   int64_t elements = 1;
-  int64_t lines = 1;  // without the dimension that has bounds
+  int64_t lines = 1;  // not counting the dimension that has bounds
   for (size_t i = 0; i < rank; ++i) {
     const int64_t last = tensor.sizes[i] - 1;
     const Interval& index = slots[load.indices[i]];
@@ -117,7 +117,7 @@ Interval run_instruction(const IntervalProgram::Tape& tape, const IntervalProgra
     case IntervalProgram::Action::kLoad:
       return load_range(tape, tape.loads[instruction.load], slots);
     case IntervalProgram::Action::kSearch: {
-      // Each step of the search is taken by all larger values too, or they took an earlier one: it never falls.
+      // The search is monotone: a larger value takes each step that a smaller one takes, or an earlier step.
       const IntervalProgram::Load& load = tape.loads[instruction.load];
       const Interval& x = slots[load.indices[0]];
       return Interval::integer(search_element(load.tensor, x.lo), search_element(load.tensor, x.hi));

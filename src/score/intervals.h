@@ -1,4 +1,4 @@
-// A score program evaluated over boxes of the score plane: what values can it give there?
+// Evaluates a score program over boxes of the score plane: the result contains all of its values there.
 #pragma once
 
 #include <cstdint>
@@ -28,12 +28,13 @@ struct Box {
 enum class Truth : uint8_t { kFalse, kTrue, kUnknown };
 Truth truth(const Interval& x);
 
-// A program compiled to a tape of interval operations, for one call: lengths and captured tensors are bound, and what
-// they decide is folded away. An evaluation takes about ten nanoseconds an operation and allocates nothing.
+// A program compiled to a tape of interval operations for one call: lengths and captured tensors are bound, and
+// everything that they determine is folded. An evaluation takes about ten nanoseconds for each operation and allocates
+// nothing.
 //
-// Integers that are linear in the coordinates and in other values stay linear forms, so that what occurs twice cancels:
-// `kv <= q` is one comparison of kv - q with 0, however it is spelled. A form is only made where the whole domain shows
-// that no step can wrap around.
+// Integers that are linear in the coordinates and in other values stay linear forms, so that equal terms cancel: `kv <=
+// q` is one comparison of kv - q with 0, however it is written. A value becomes a form only if no step can wrap around
+// on the whole domain.
 class IntervalProgram {
  public:
   struct Domain {
@@ -41,8 +42,8 @@ class IntervalProgram {
     int64_t heads = 1;
     int64_t q_len = 1;
     int64_t kv_len = 1;
-    // Of the score input. Finite, so that score + (-inf) is -inf, and far enough from overflow that a finite bias does
-    // not seem to reach it.
+    // The range of the score input. It is finite, so that score + (-inf) is -inf, and far enough from overflow that
+    // adding a finite bias does not seem to overflow.
     Interval score = Interval::real(-1e30, 1e30);
   };
 
@@ -50,33 +51,33 @@ class IntervalProgram {
   IntervalProgram(const Program& program, std::span<const TensorView> captures, const Domain& domain) {
     bind(program, captures, domain);
   }
-  // `captures` are in the order of program.captures; their memory must outlive the object's use. Takes time linear in
-  // the elements of those captured tensors that one coordinate of the plane indexes, and none for others. Lengths,
-  // batch and heads are at least 1. Binding again reuses the object's memory.
+  // `captures` are in the order of program.captures; their memory must outlive this object. Takes time linear in the
+  // number of elements of those captured tensors that one coordinate of the plane indexes, and none for others.
+  // Lengths, batch and heads are at least 1. May be called again, and reuses memory.
   void bind(const Program& program, std::span<const TensorView> captures, const Domain& domain);
 
-  // The program's result over a box within the domain. `scratch` grows to what is needed once and can be used for
-  // other programs too.
+  // The range of the result over a box within the domain. `scratch` grows to the necessary size once, and can be used
+  // for other programs, too.
   Interval evaluate(const Box& box, std::vector<Interval>& scratch) const;
-  // How many elements `scratch` grows to.
+  // The size to which `scratch` grows.
   size_t scratch_size() const { return kInputSlots + tape_.instructions.size(); }
 
   // The result over the whole domain.
   Interval whole() const { return whole_; }
-  // Does the result depend on this input (b, h, q or kv)?
+  // Whether it depends on this input (b, h, q or kv).
   bool depends_on(Op input) const;
-  // Does it search captured tensors?
+  // Whether it searches captured tensors.
   bool searches() const;
 
   struct Term {
     uint32_t slot;
     int64_t coefficient;
   };
-  // A captured tensor read at indices that stand in slots.
+  // A captured tensor that is read at indices in slots.
   struct Load {
     TensorView tensor;
     std::array<uint32_t, kMaxRank> indices{};
-    int bounds = -1;  // index into `bounds`, or none
+    int bounds = -1;  // index into `bounds`, or -1
     Interval whole = {};
   };
   enum class Action : uint8_t { kConstant, kAffine, kCompareAffine, kLoad, kSearch, kApply };
@@ -97,7 +98,7 @@ class IntervalProgram {
     std::vector<Instruction> instructions;
     std::vector<Term> terms;
     std::vector<Load> loads;
-    std::vector<LineBounds> bounds;  // the first `bounds_used`; those after them keep their memory for later
+    std::vector<LineBounds> bounds;  // the first `bounds_used` are in use; the others keep their memory
     size_t bounds_used = 0;
     uint32_t result = 0;
   };

@@ -7,7 +7,7 @@
 namespace flashlift::score {
 namespace {
 
-// The classic-locale versions: std::isalpha is undefined for negative characters and depends on the locale.
+// std::isalpha is undefined for negative characters and depends on the locale.
 bool is_digit(char c) { return c >= '0' && c <= '9'; }
 bool is_word_start(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_'; }
 bool is_word(char c) { return is_word_start(c) || is_digit(c) || c == '.'; }

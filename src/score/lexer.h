@@ -1,4 +1,4 @@
-// Tokens of the two text forms, with their places for error messages.
+// Tokens of the two text forms, with positions for error messages.
 #pragma once
 
 #include <string>
@@ -20,14 +20,14 @@ struct Token {
 bool is_name(std::string_view text);
 
 // Splits text into words ([A-Za-z_][A-Za-z0-9_.]*), value names (%12), numbers and single punctuation characters.
-// Whitespace is free, and `//` starts a comment that ends with the line.
+// Whitespace separates tokens, and `//` starts a comment up to the end of the line.
 class Lexer {
  public:
   explicit Lexer(std::string_view text) : text_(text) { advance(); }
 
   const Token& token() const { return token_; }
   void advance();
-  // Takes the token if it is this punctuation or word.
+  // Skips the token if it is this punctuation or word.
   bool accept(std::string_view text);
   Status expect(std::string_view text);
 

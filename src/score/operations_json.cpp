@@ -41,7 +41,7 @@ const char* kind_of(TypeRule rule) {
 
 }  // namespace
 
-// No text of the table has a character that JSON would want escaped.
+// The table's texts contain no characters that JSON must escape.
 std::string operations_as_json() {
   std::string text = "[";
   for (int i = 0; i < kOpCount; ++i) {

@@ -18,7 +18,7 @@ std::string print_float(int64_t payload) {
   if (std::isinf(value)) {
     return value > 0 ? "inf" : "-inf";
   }
-  std::string text = fmt::format("{}", value);  // the shortest that reads back as the same float
+  std::string text = fmt::format("{}", value);  // the shortest text that reads as the same float
   if (text.find_first_of(".e") == std::string::npos) {
     text += ".0";
   }
@@ -39,7 +39,7 @@ std::string print_constant(const Node& node) {
   return "?";
 }
 
-// Inputs and constants have no line of their own: they are written where they are used.
+// Inputs and constants have no line of their own: they are written at their uses.
 bool is_leaf(Op op) {
   return op == Op::k_constant || info(op).rule == TypeRule::kInputF32 || info(op).rule == TypeRule::kInputI32;
 }

@@ -271,7 +271,7 @@ class Reader {
     return add(std::move(node));
   }
 
-  // Leaves are shared, so that a program does not grow by what it repeats.
+  // Leaves are shared, so that repetition does not enlarge a program.
   Result<ValueId> add(Node node) {
     if (program_.nodes.size() >= kMaxProgramNodes) {
       return lexer_.error_at(lexer_.token().offset, fmt::format("more than {} nodes", kMaxProgramNodes));

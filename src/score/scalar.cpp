@@ -111,14 +111,14 @@ Real sign(Real x) {
   return x > 0 ? Real(1) : (x < 0 ? Real(-1) : x);
 }
 
-// 1 / (1 + e^-x), where e^-x is infinite before the result is 0.
+// Not 1 / (1 + e^-x), whose e^-x overflows where the result is not 0 yet.
 template <typename Real>
 Real sigmoid(Real x) {
   const Real e = std::exp(-std::abs(x));
   return (x < 0 ? e : Real(1)) / (Real(1) + e);
 }
 
-// The verifier admits no operation over integers whose row says `undefined`, nor one over f32 below.
+// The verifier rejects operations on integers whose row says `undefined`. The same holds for f32 below.
 int64_t apply_integer(Op op, Type type, int64_t x, int64_t y) {
   constexpr int64_t undefined = 0;
   const uint64_t ux = static_cast<uint64_t>(x);
@@ -167,7 +167,8 @@ double inverse_erf(double x) {
     return size == 1 ? std::copysign(std::numeric_limits<double>::infinity(), x)
                      : std::numeric_limits<double>::quiet_NaN();
   }
-  // Winitzki's approximation, good to 2e-3, and Halley's iteration on erfc, which has no cancellation near 1.
+  // Winitzki's approximation, with an error of 2e-3, followed by Halley's iteration on erfc, in which nothing cancels
+  // near 1.
   constexpr double kFit = 0.147;
   const double logarithm = std::log1p(-x * x);
   const double middle = 2 / (std::numbers::pi * kFit) + logarithm / 2;
@@ -208,7 +209,7 @@ Scalar<Real> apply(Op op, Type result_type, Type operand_type, std::span<const S
     case TypeRule::kConstant:
     case TypeRule::kLoad:
     case TypeRule::kSearch:
-      break;  // have no operands to apply to
+      break;  // these have no operands
   }
   return {};
 }

@@ -1,4 +1,4 @@
-// The meaning of each scalar operation, over f32 (constant folding) or f64 (the oracle's interpreter).
+// The scalar operations, in f32 (constant folding) or f64 (the oracle's interpreter).
 #pragma once
 
 #include <span>
@@ -17,7 +17,7 @@ struct Scalar {
 // The y with erf(y) = x: infinite at -1 and 1, NaN beyond. The standard library has none.
 double inverse_erf(double x);
 
-// What `op` gives over these operands, which are all of type `operand_type` (select: its last two). Not for inputs,
+// The result of `op` for these operands, which are all of type `operand_type` (select: its last two). Not for inputs,
 // constants and loads.
 template <typename Real>
 Scalar<Real> apply(Op op, Type result_type, Type operand_type, std::span<const Scalar<Real>> x);

@@ -63,7 +63,7 @@ class Simplifier {
     return live;
   }
 
-  // Rewrites made nodes dead; captured tensors may have lost their last reader.
+  // Removes nodes that rewrites made dead, and captured tensors without remaining loads.
   Program drop_dead(Program program) {
     const std::vector<bool> live = live_nodes(program);
     Program kept{.kind = program.kind, .captures = {}, .nodes = {}, .result = 0};
@@ -146,7 +146,7 @@ class Simplifier {
     return constant(made.type, made.type == Type::kF32 ? float_payload(value.f) : value.i);
   }
 
-  // x > y is y < x: one spelling for intervals and backends to see.
+  // Writes x > y as y < x, so that intervals and backends have one form to handle.
   static void spell_comparison(Node& made) {
     if (made.operands.size() == 2 && is_any(made.op, {Op::k_gt, Op::k_ge})) {
       made.op = made.op == Op::k_gt ? Op::k_lt : Op::k_le;
@@ -183,7 +183,7 @@ class Simplifier {
     return std::nullopt;
   }
 
-  // x + 0 is not x for floats (-0 + 0 is 0), but x - 0 and x + -0 are.
+  // For floats, x + 0 is not x (-0 + 0 is 0), but x - 0 and x + -0 are.
   std::optional<ValueId> additive_identity(const Node& made) {
     const auto [x, y] = std::pair(made.operands[0], made.operands[1]);
     if (made.type == Type::kF32) {
@@ -214,7 +214,7 @@ class Simplifier {
 
   std::optional<ValueId> extremum_identity(const Node& made) {
     const ValueId y = made.operands[1];
-    const float limit = made.op == Op::k_max ? -INFINITY : INFINITY;  // max(x, -inf) is x, NaN included
+    const float limit = made.op == Op::k_max ? -INFINITY : INFINITY;  // max(x, -inf) is x, also for NaN
     return made.type == Type::kF32 && is_float(y, limit) ? std::optional(made.operands[0]) : std::nullopt;
   }
 
@@ -240,7 +240,7 @@ class Simplifier {
     return std::nullopt;
   }
 
-  // not(x < y) is y <= x for integers only: both are false where a float is NaN.
+  // not(x < y) is y <= x only for integers: for NaN, both comparisons are false.
   std::optional<ValueId> not_identity(const Node& made) {
     const Node inner = node(made.operands[0]);
     if (inner.op == Op::k_not) {
@@ -270,7 +270,7 @@ class Simplifier {
     if (node(x).type == Type::kI1) {  // b == true is b, b == false is not b
       return (node(y).payload != 0) == equal ? x : unary(Op::k_not, Type::kI1, x);
     }
-    // to_i32(b) != 0 is b: how frameworks turn integer masks back into booleans.
+    // to_i32(b) != 0 is b: frameworks convert integer masks back to booleans like this.
     if (node(y).payload == 0 && is_conversion(node(x).op) && node(node(x).operands[0]).type == Type::kI1) {
       const ValueId boolean = node(x).operands[0];
       return equal ? unary(Op::k_not, Type::kI1, boolean) : boolean;
@@ -304,7 +304,7 @@ class Simplifier {
                                     : combine(Op::k_and, unary(Op::k_not, Type::kI1, condition), y);
       }
     }
-    // The same condition twice: c ? (c ? a : b) : y.
+    // The same condition nested: c ? (c ? a : b) : y.
     if (node(x).op == Op::k_select && node(x).operands[0] == condition) {
       return emit({.op = Op::k_select, .type = made.type, .operands = {condition, node(x).operands[1], y}});
     }
@@ -326,7 +326,7 @@ class Simplifier {
     if (!is_conversion(inner.op)) {
       return std::nullopt;
     }
-    // Through a type that holds every value of the first one: i1 into anything, i32 into i64.
+    // Conversions through a type that holds every value of the first: from i1 to any type, from i32 to i64.
     const Type first = node(inner.operands[0]).type;
     const bool exact = first == Type::kI1 || (first == Type::kI32 && inner.type == Type::kI64);
     if (!exact) {
@@ -356,8 +356,8 @@ void order_operands(Node& node, std::span<const Node> nodes) {
 Program simplify(const Program& program) { return simplify(program, {}); }
 
 Program simplify(const Program& program, std::span<ValueId> results) {
-  // One pass sees each node after its operands, so identities that cascade need a second look only where a rewrite
-  // made an operand of an earlier node; two passes reach the fixed point in practice, and equal hashes need no more.
+  // A pass visits each node after its operands, so that a second pass is needed only for a rewrite that changed an
+  // operand of an earlier node. In practice, two passes reach the fixed point; equal hashes do not depend on it.
   const Program once = Simplifier(program, results).run();
   return Simplifier(once, results).run();
 }

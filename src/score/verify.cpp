@@ -26,7 +26,7 @@ bool all_same(std::span<const Type> types) {
   return std::all_of(types.begin(), types.end(), [&](Type type) { return type == types.front(); });
 }
 
-// Of to_i1, to_i32 and to_i64; otherwise to_f32.
+// The result of to_i1, to_i32 and to_i64; otherwise of to_f32.
 Type conversion_target(Op op) {
   return op == Op::k_to_i1 ? Type::kI1 : op == Op::k_to_i32 ? Type::kI32 : op == Op::k_to_i64 ? Type::kI64 : Type::kF32;
 }
@@ -56,10 +56,10 @@ Status verify_load(const Program& program, ValueId id) {
   return {};
 }
 
-// Backends cut what is too wide for the type, and the text form has no such number.
+// Backends would truncate a number that is too large for its type, and the text form cannot express it.
 Status verify_constant(const Node& node, ValueId id) {
   const int64_t value = node.payload;
-  const bool is_signed = value == static_cast<int32_t>(value);  // bits of an f32 may come either way
+  const bool is_signed = value == static_cast<int32_t>(value);  // an f32's bits may be signed or unsigned
   const bool fits = node.type == Type::kI1    ? value == 0 || value == 1
                     : node.type == Type::kI32 ? is_signed
                     : node.type == Type::kF32 ? is_signed || value == static_cast<uint32_t>(value)

@@ -1,4 +1,4 @@
-// The definition of a well-formed score program. Runs after every transformation in debug builds.
+// Defines well-formed score programs. Debug builds verify a program after every transformation.
 #pragma once
 
 #include <span>
@@ -9,8 +9,8 @@ namespace flashlift::score {
 
 Status verify(const Program& program);
 
-// The type a node of this op has over operands of these types, or why there is none. `wanted` is the type of a
-// constant or a load; elsewhere it is ignored.
+// The type of a node with this op and operands of these types, or the reason why there is none. `wanted` is the type of
+// a constant or a load, and is ignored for other nodes.
 Result<Type> result_type(Op op, std::span<const Type> operands, Type wanted);
 
 }  // namespace flashlift::score

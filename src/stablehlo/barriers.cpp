@@ -28,7 +28,7 @@ void Barriers::open(Module& module) {
       barriers.push_back(op);
     }
   });
-  // Where the uses by barriers stand: these operations are erased, too.
+  // The positions of uses by barriers, which are erased, too.
   llvm::DenseMap<mlir::Operation*, std::vector<std::pair<size_t, size_t>>> uses_by;
   for (mlir::Operation* barrier : barriers) {
     llvm::SmallVector<mlir::Value> rest;
@@ -63,7 +63,7 @@ void Barriers::open(Module& module) {
       for (const auto& [of_earlier, number] : found->second) {
         Use& use = opened_[of_earlier].uses[number];
         const std::optional<unsigned> place = place_in_rest[use.operand];
-        // Of two barriers in a row that are both open, the later is put back alone.
+        // If two successive barriers are both opened, only the later one is restored.
         use = place ? Use{opened.barrier, *place, use.value} : Use{nullptr, 0, {}};
       }
       uses_by.erase(found);
@@ -76,7 +76,7 @@ void Barriers::open(Module& module) {
 void Barriers::close(const llvm::DenseSet<mlir::Operation*>& erased) {
   for (const Opened& opened : opened_) {
     if (erased.contains(opened.barrier)) {
-      continue;  // nothing behind it is left
+      continue;  // its operands are gone
     }
     llvm::SmallVector<mlir::Value> operands(opened.barrier->getOperands());
     std::vector<std::pair<size_t, Use>> left;

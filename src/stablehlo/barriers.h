@@ -20,13 +20,13 @@ class Barriers {
 
  private:
   struct Use {
-    mlir::Operation* user;  // null: another barrier, which is open as well
+    mlir::Operation* user;  // null for another barrier that is also open
     unsigned operand;
     mlir::Value value;  // before the barrier
   };
   struct Opened {
-    mlir::Operation* barrier;  // with what is left
-    std::vector<Use> uses;     // of what is not
+    mlir::Operation* barrier;  // with the remaining operands
+    std::vector<Use> uses;     // of the removed operands
   };
   std::vector<Opened> opened_;
 };

@@ -21,7 +21,7 @@ bool are_equal(mlir::Region& x, mlir::Region& y) {
       mlir::OperationEquivalence::Flags::IgnoreLocations);
 }
 
-// One branch runs in place of others only if it computes values and does nothing else.
+// Whether all branches are equal and only compute values, so that one of them can replace the choice.
 bool can_be_one(mlir::Operation* op) {
   if (op->getNumRegions() == 0) {
     return false;
@@ -50,7 +50,7 @@ bool can_be_one(mlir::Operation* op) {
 }  // namespace
 
 void merge_equal_branches(Module& module) {
-  std::vector<mlir::Operation*> choices;  // inner ones first
+  std::vector<mlir::Operation*> choices;  // nested ones first
   module.op()->walk([&](mlir::Operation* op) {
     if (kind(op) == OpKind::kCase || kind(op) == OpKind::kIf) {
       choices.push_back(op);

@@ -28,11 +28,12 @@
 namespace flashlift::stablehlo {
 namespace {
 
-// Which composites an operation comes from, outermost last, as numbers in the order of the module.
+// Attributes that list the composites that an operation comes from, outermost last. A composite's number is its
+// position in the module.
 constexpr const char* kComposite = "flashlift.composite";
 constexpr const char* kOrigins = "flashlift.origins";
 
-// Fuses what can be fused in a module without calls.
+// Fuses the attention in a module without calls.
 class Fuser {
  public:
   Fuser(Module& module, const FuseOptions& options)
@@ -63,7 +64,7 @@ class Fuser {
         visit(product);
       }
       if (work_.is_spent()) {
-        break;  // the last candidate says so
+        break;  // the last candidate's reason reports this
       }
     }
     for (const Rearrangement& read : multiplied_sums_) {
@@ -79,7 +80,7 @@ class Fuser {
 
   std::vector<Candidate> candidates;
   bool changed = false;
-  std::set<int64_t> composites;  // those of which an operation was part of a fused attention
+  std::set<int64_t> composites;  // composites that contained an operation of a fused attention
 
  private:
   static Candidate candidate_at(mlir::Operation* op) {
@@ -91,7 +92,7 @@ class Fuser {
     return candidate;
   }
 
-  // Sums of multiplications near a softmax, and then all others, which may be of its gradient.
+  // Visits sums near a softmax first, then all others, which may be part of its gradient.
   void read_multiplied_sums() {
     std::vector<mlir::Operation*> sums;
     module_.op()->walk([&](mlir::Operation* op) {
@@ -144,7 +145,7 @@ class Fuser {
     return partitioner_.apply(split, *found.second_product->getBlock());
   }
 
-  // As it stands, or else as `rearranged`, by these one after the other.
+  // Lifts the attention unchanged, or otherwise after one or more rearrangements, which are added to `rearranged`.
   Outcome<LiftedAttention> lift(mlir::Operation* product, std::vector<Rearrangement>& rearranged) {
     Outcome<LiftedAttention> found = lift_attention(product, gradients_, work_);
     first_products_ = work_.first_products;
@@ -169,7 +170,7 @@ class Fuser {
         continue;
       }
       Outcome<LiftedAttention> again = lift_again(other->product);
-      constexpr int64_t kFewestRows = 16;  // for which keys and values are copied
+      constexpr int64_t kFewestRows = 16;  // fewer rows do not justify copying keys and values
       const bool copies_too_much =
           again.ok() && rearrange == join_parts_of_keys &&
           again->problem.q_len * (again->problem.q_heads / again->problem.kv_heads) < kFewestRows;
@@ -186,14 +187,14 @@ class Fuser {
     return found;
   }
 
-  // A product that was made of another one.
+  // Lifts a product that was created from another one.
   Outcome<LiftedAttention> lift_again(mlir::Operation* product) {
     work_.forget();
     return lift_attention(product, gradients_, work_);
   }
 
-  // With all weights of rows moved to the output, of which there may be several. Where they were what kept the original
-  // from being fused, `found` says then what else does.
+  // Moves all weights of rows (there may be several) to the output. If the lift then fails for another reason than the
+  // weights, `found` receives that reason.
   bool lift_unweighted(mlir::Operation* product, std::vector<Rearrangement>& rearranged,
                        Outcome<LiftedAttention>& found) {
     constexpr size_t kMostWeights = 4;
@@ -233,7 +234,7 @@ class Fuser {
     return known->second;
   }
 
-  // With the gradient, if a backward pass computes the scores again.
+  // Adds the gradient, if a backward pass computes the scores again.
   void add_gradient(mlir::Operation* product, Outcome<LiftedAttention>& found, MergedProducts& merged) {
     mlir::Operation* const first = found.ok() ? found->first_product : work_.used_elsewhere;
     if (!gradients_ || first == nullptr || (found.ok() && found->gradient)) {
@@ -261,7 +262,8 @@ class Fuser {
     merged = {};
   }
 
-  // A product of the backward pass of an attention that stays has no reason of its own, whatever was tried with it.
+  // The reason for the report. A product in the backward pass of an unfused attention refers to that attention,
+  // whatever its own attempt failed with.
   std::string reason_of(mlir::Operation* product, const Refusal& refusal) {
     constexpr Reason kOfPairsThatAreNone[] = {
         Reason::kAcrossPlaces,     Reason::kReadAcrossPlaces,      Reason::kNotUnderstood,  Reason::kReducesOverMore,
@@ -292,7 +294,7 @@ class Fuser {
       candidates.push_back(std::move(candidate));
       return;
     }
-    work_.forget();  // the module changes now
+    work_.forget();  // the module changes from here on
     if (const Status status = replace(*found); !status.ok()) {
       candidate.reason = status.error().message;
       stablehlo::take_back(merged);
@@ -303,7 +305,7 @@ class Fuser {
       candidate.problem = print(found->problem);
       candidate.score_mod = found->problem.score_mod ? print(*found->problem.score_mod) : "";
       candidate.mask_mod = found->problem.mask_mod ? print(*found->problem.mask_mod) : "";
-      std::vector<mlir::Operation*> unused;  // before any is erased: one may be computed from another
+      std::vector<mlir::Operation*> unused;  // collected before erasing, since one may depend on another
       for (const Rearrangement& each : rearranged) {
         for (const auto& [original, result] : each.replaced) {
           unused.push_back(mlir::Value(original).getDefiningOp());
@@ -320,7 +322,7 @@ class Fuser {
     candidates.push_back(std::move(candidate));
   }
 
-  // What the call has made unused goes at once: later attentions must not see it as another use of their values.
+  // Erases values that the call made unused at once, so that later attentions do not count them as other uses.
   void erase_unused(mlir::Operation* unused) {
     llvm::SmallVector<mlir::Operation*> pending = {unused};
     while (!pending.empty()) {
@@ -359,13 +361,13 @@ class Fuser {
   Work work_;
   std::vector<Rearrangement> multiplied_sums_;
   std::vector<mlir::Operation*> products_;
-  std::vector<mlir::Operation*> first_products_;           // that the last of these was tried with
-  llvm::DenseMap<mlir::Operation*, std::string> refused_;  // of first products: where the attention stays
-  llvm::DenseMap<mlir::Operation*, bool> normalised_;      // of these
+  std::vector<mlir::Operation*> first_products_;           // those tried with the last product
+  llvm::DenseMap<mlir::Operation*, std::string> refused_;  // first products and where their attention is
+  llvm::DenseMap<mlir::Operation*, bool> normalised_;      // cached for first products
   llvm::DenseSet<mlir::Operation*> erased_;
 };
 
-// Gives each composite its number, and each operation copied from its decomposition a list of the numbers.
+// Numbers the composites, and gives each operation copied from a decomposition the list of the numbers it comes from.
 Status inline_numbered_composites(Module& module, bool& any) {
   int64_t next = 0;
   mlir::Builder builder(module.context());
@@ -388,7 +390,7 @@ Status inline_numbered_composites(Module& module, bool& any) {
   });
 }
 
-// The numbers are those of inline_numbered_composites, the module being the same.
+// Inlines composites by the numbers of inline_numbered_composites, for the same module.
 Status inline_only(Module& module, const std::set<int64_t>& numbers) {
   int64_t next = 0;
   module.op()->walk<mlir::WalkOrder::PreOrder>([&](mlir::Operation* op) {
@@ -400,7 +402,7 @@ Status inline_only(Module& module, const std::set<int64_t>& numbers) {
                            [](mlir::Operation* op) { return static_cast<bool>(op->getDiscardableAttr(kComposite)); });
 }
 
-// A module's bytes, which are its caller's or its own.
+// A module's bytes, owned by the caller or by this object.
 class Source {
  public:
   explicit Source(std::string_view bytes) : bytes_(bytes) {}
@@ -418,7 +420,7 @@ class Source {
   std::string_view bytes_;
 };
 
-// A module in which nothing was fused: as it came where no other form is asked for.
+// Returns a module in which nothing was fused: unchanged, or in the requested format.
 Result<std::string> in_other_form(Source& source, const FuseOptions& options, const Format& given,
                                   const Target& target) {
   if (options.emit.empty() || target.format == given) {
@@ -436,8 +438,8 @@ Result<FuseResult> fuse_on_this_stack(Source& source, const FuseOptions& options
   FLASHLIFT_RETURN_IF_ERROR(inline_calls(module));
   remove_dead_code(module);
 
-  // All composites are looked through to find what there is to fuse. Then, starting again, only those are opened up
-  // that hold some of it: another compiler may have its own use for the rest.
+  // Searches all composites for attention, but then, in a fresh copy, only inlines those that contain some: another
+  // compiler may have its own implementation of the others.
   Module opened = module.clone();
   bool any_composites = false;
   FLASHLIFT_RETURN_IF_ERROR(inline_numbered_composites(opened, any_composites));
@@ -452,7 +454,7 @@ Result<FuseResult> fuse_on_this_stack(Source& source, const FuseOptions& options
     FLASHLIFT_ASSIGN_OR_RETURN(result.module, in_other_form(source, options, given, target));
     return result;
   }
-  // Calls and programs are shorter than what they replace; weights, which make modules large, keep their size.
+  // Calls and programs are shorter than what they replace, and weights, which make modules large, keep their size.
   constexpr size_t kMore = size_t{1} << 16;
   const size_t expected_size = given.encoding == Encoding::kText ? 0 : source.size() + kMore;
   source.free();
@@ -476,7 +478,7 @@ Result<FuseResult> fuse_source(Source& source, const FuseOptions& options) {
   std::optional<Result<FuseResult>> result;
   FLASHLIFT_RETURN_IF_ERROR(run_on_own_stack([&] { result.emplace(fuse_on_this_stack(source, options)); }));
   if (result->ok()) {
-    for (Candidate& candidate : (*result)->candidates) {  // these two are for people, and quote the module's names
+    for (Candidate& candidate : (*result)->candidates) {  // both may quote the module's names
       candidate.location = printable_line(candidate.location);
       candidate.reason = printable_line(candidate.reason);
     }

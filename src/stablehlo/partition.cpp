@@ -13,7 +13,7 @@ namespace {
 
 using Axes = std::vector<std::string>;
 
-constexpr size_t kFarthest = 20000;  // operations looked at on the way back from one value
+constexpr size_t kFarthest = 20000;  // operations between a value and those it depends on
 
 bool is_fused_call(mlir::Operation* op) {
   const auto call = custom_call(op);
@@ -62,7 +62,7 @@ bool Partitioner::is_local(mlir::Operation* op) const {
              return axis.size == 1 || std::find(manual.begin(), manual.end(), axis.name) != manual.end();
            });
   }
-  // GSPMD has no region for this: all that is computed from shards is.
+  // GSPMD has no such region: an operation is local if everything that it depends on comes from shards.
   bool has_shards = false;
   llvm::DenseSet<mlir::Operation*> seen;
   llvm::SmallVector<mlir::Operation*> pending = {op};
@@ -81,7 +81,7 @@ bool Partitioner::is_local(mlir::Operation* op) const {
     }
     for (mlir::Value operand : each->getOperands()) {
       mlir::Operation* from = operand.getDefiningOp();
-      if (from == nullptr) {  // what a region is given
+      if (from == nullptr) {  // an argument of a region
         from = operand.getParentBlock()->getParentOp();
         if (from == nullptr || mlir::isa<mlir::func::FuncOp>(from)) {
           return false;
@@ -100,7 +100,7 @@ int64_t Partitioner::parts(const std::string& mesh, const Axes& axes) const {
     const auto at = std::find_if(found->second.begin(), found->second.end(),
                                  [&](const MeshAxis& each) { return each.name == axis; });
     if (at != found->second.end() && __builtin_mul_overflow(count, at->size, &count)) {
-      return INT64_MAX;  // more than any operand has
+      return INT64_MAX;  // exceeds the size of any operand
     }
   }
   return count;
@@ -138,14 +138,14 @@ Result<Split> Partitioner::plan(const LiftedAttention& found) {
       const char letter = view->dims[i];
       const bool is_major = seen.find(letter) == std::string::npos;
       if (shape_of(*view)[i] == 1) {
-        continue;  // whoever has it has all of it
+        continue;  // each device has all of it
       }
       seen += letter;
       if (axes.empty() || parts(sharding->mesh, axes) == 1) {
         continue;
       }
       const bool is_query = view == &found.q && letter == 's';
-      const bool is_gathered = letter == 's' && split.of('q').axes == axes;  // keys of queries that are split alike
+      const bool is_gathered = letter == 's' && split.of('q').axes == axes;  // split like the queries
       if (is_gathered) {
         continue;
       }

@@ -18,7 +18,7 @@ std::string report_json(const FuseResult& result) {
     }
     candidates.push_back(std::move(entry));
   }
-  // Names of functions and files are bytes that need not be UTF-8.
+  // Names of functions and files may be invalid UTF-8.
   return candidates.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
 }
 

@@ -38,7 +38,7 @@ class Scanner {
     return word;
   }
 
-  // Up to a comma, which stays.
+  // The text up to a comma or bracket, which remains unread.
   std::string_view word() {
     const size_t end = std::min(text_.find_first_of(", >]"), text_.size());
     const std::string_view word = text_.substr(0, end);
@@ -60,7 +60,7 @@ class Scanner {
   std::string_view text_;
 };
 
-// What stands between the braces of a dimension, and its priority.
+// The axes between the braces of a dimension. Skips its priority.
 std::optional<std::vector<std::string>> scan_axes(Scanner& scanner) {
   std::vector<std::string> axes;
   if (!scanner.take("{")) {
@@ -68,10 +68,10 @@ std::optional<std::vector<std::string>> scan_axes(Scanner& scanner) {
   }
   while (!scanner.take("}")) {
     if (scanner.take("?") || scanner.take(",")) {
-      continue;  // further axes may come; none is known
+      continue;  // marks a dimension as open: the partitioner may add axes
     }
     const auto axis = scanner.quoted();
-    if (!axis || scanner.take(":")) {  // a part of an axis
+    if (!axis || scanner.take(":")) {  // a sub-axis
       return std::nullopt;
     }
     axes.push_back(*axis);
@@ -102,7 +102,7 @@ std::optional<Sharding> scan_sharding(Scanner& scanner) {
     }
     sharding.dims.push_back(*std::move(axes));
   }
-  // Axes that are said to split nothing change nothing; sums that are not yet taken over an axis are something else.
+  // Replicated axes split nothing and can be ignored. Unreduced axes are not supported.
   const bool has_replicated = scanner.take(",") && scanner.take("replicated") && scanner.take("=");
   if (has_replicated && !scan_axes(scanner)) {
     return std::nullopt;
@@ -115,7 +115,8 @@ bool is_call_of(mlir::Operation* op, std::string_view target) {
   return call && call->target == target && op->getNumOperands() == 1 && op->getNumResults() == 1;
 }
 
-// One at the border of a region that GSPMD leaves alone: the calls on both sides of the border go together.
+// Whether the annotation is at the border of a region that GSPMD does not partition: the calls on both sides of the
+// border belong together.
 bool is_at_border(mlir::Operation* annotation) {
   return llvm::any_of(annotation->getUsers(), [](mlir::Operation* user) {
     return is_full_to_shard_call(user) || is_call_of(user, "SPMDShardToFullShape");
@@ -228,7 +229,7 @@ void Annotations::open(Module& module) {
 
 void Annotations::close(const llvm::DenseSet<mlir::Operation*>& erased) {
   for (const Opened& opened : opened_) {
-    // What took a value's place since then, such as the call that gives it, is annotated as the value was.
+    // A value that replaced an annotated one, such as the call's result, gets its annotation.
     llvm::SmallVector<std::pair<mlir::Value, mlir::Operation*>> annotated;
     for (const Use& use : opened.uses) {
       if (erased.contains(use.user) || use.operand >= use.user->getNumOperands()) {

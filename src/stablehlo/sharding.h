@@ -21,8 +21,8 @@ struct Sharding {
   bool splits() const;
 };
 
-// "sharding<@mesh, [{"x"}, {}]>", as `#sdy.` goes before it. Nothing for text with more than the axes of each
-// dimension, such as parts of axes.
+// Reads "sharding<@mesh, [{"x"}, {}]>", the text after `#sdy.`. Nothing for text with more than the axes of each
+// dimension, such as sub-axes.
 std::optional<Sharding> parse_sharding(std::string_view text);
 std::string print(const Sharding& sharding);  // from "<" on
 // "sharding_per_value<[<@mesh, [{"x"}]>, ...]>"; nothing if one of them cannot be read.

@@ -11,13 +11,13 @@ namespace {
 
 using Axes = std::vector<std::string>;
 
-constexpr size_t kFarthest = 20000;  // operations looked at on the way back from one value
+constexpr size_t kFarthest = 20000;  // operations between a value and those it depends on
 
-// --- How operations hand on what splits their operands ---
+// --- How operations propagate the sharding of their operands ---
 
 Sharding unsplit(const Sharding& like, size_t rank) { return {like.mesh, std::vector<Axes>(rank)}; }
 
-// Digits of the same number go together: the axes stay with the most significant one.
+// Combines the digits of one number: the axes stay with the most significant one.
 Sharding through_reshape(const Sharding& from, llvm::ArrayRef<int64_t> source, llvm::ArrayRef<int64_t> target) {
   Sharding to = unsplit(from, target.size());
   size_t i = 0;
@@ -113,7 +113,7 @@ std::optional<Sharding> ShardingFinder::of(mlir::Value value, int depth) {
   if (const auto known = found_.find(value); known != found_.end()) {
     return known->second;
   }
-  found_[value] = std::nullopt;  // where a loop comes back
+  found_[value] = std::nullopt;  // until the loop's own value is known
   auto sharding = find(value, depth + 1);
   if (sharding &&
       (sharding->dims.size() != static_cast<size_t>(tensor.getRank()) || !meshes_.contains(sharding->mesh))) {

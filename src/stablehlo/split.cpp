@@ -17,7 +17,7 @@ char letter_of(const Node& node) {
       return 'h';
     case Op::k_q:
       return 'q';
-    default:  // NOLINT: all others are no coordinates that a device counts
+    default:  // NOLINT: no other value is a coordinate that differs between devices
       return '1';
   }
 }
@@ -26,9 +26,9 @@ int64_t size_of(char letter, const Problem& problem) {
   return letter == 'b' ? problem.batch : letter == 'h' ? problem.q_heads : problem.q_len;
 }
 
-// Makes programs count batches, heads and queries in the whole. A part counts its own from 0, which is right where it
-// indexes the part of a tensor. Elsewhere the number of the part's first one is added, which a tensor of one element
-// brings.
+// Converts a program's batches, heads and queries to numbers in the whole tensor. A device counts its own from 0, which
+// is right for indices into its part of a tensor. In all other uses the number of its first one is added, which is read
+// from a tensor of one element.
 class Counter {
  public:
   Counter(const Problem& problem, const Split& split, const CaptureDims& dims)
@@ -57,7 +57,7 @@ class Counter {
  private:
   ValueId last() const { return static_cast<ValueId>(counted_.nodes.size() - 1); }
 
-  // Whether a load reads the device's part of a tensor by this operand, or a tensor of one element there.
+  // Whether this operand of a load indexes the device's part of a tensor, or a dimension of size 1.
   bool is_own(const Node& node, size_t operand) const {
     if (node.op != Op::k_load) {
       return false;
@@ -81,7 +81,7 @@ class Counter {
     return whole_[letter] = last();
   }
 
-  // The number of the captured tensor, which both programs share.
+  // The index of the captured tensor with the first number, which both programs share.
   int64_t first(char letter) {
     auto known = std::find_if(firsts.begin(), firsts.end(), [&](const auto& each) { return each.first == letter; });
     if (known == firsts.end()) {
@@ -138,7 +138,7 @@ CaptureDims capture_dims(const Problem& problem, const Split& split) {
   for (const Capture& capture : problem.captures) {
     std::string& letters = dims.try_emplace(capture.name, capture.shape.size(), '1').first->second;
     for (size_t i = 0; i < letters.size(); ++i) {
-      // A tensor is split once by each letter: of bias[b, b] a device has all columns.
+      // Only one dimension of a tensor is split for each letter: of bias[b, b], each device has all columns.
       letters[i] = letters[i] == '?' || letters.find(letters[i]) < i ? '1' : letters[i];
     }
   }

@@ -15,7 +15,7 @@ namespace {
 
 using Axes = std::vector<std::string>;
 
-// The dimensions of what has a row for each query, where they are told from those of keys.
+// The dimensions of a tensor with one row for each query. 'q' distinguishes its sequence from that of the keys.
 std::string of_rows(std::string dims) {
   std::replace(dims.begin(), dims.end(), 's', 'q');
   return dims;
@@ -23,7 +23,7 @@ std::string of_rows(std::string dims) {
 
 struct Part {
   Sharding sharding;
-  llvm::SmallVector<int64_t> shape;  // of one device's part
+  llvm::SmallVector<int64_t> shape;  // the shape of one device's part
 };
 
 Result<Part> part_of(const std::string& name, llvm::ArrayRef<int64_t> shape, const std::string& letters,
@@ -39,7 +39,7 @@ Result<Part> part_of(const std::string& name, llvm::ArrayRef<int64_t> shape, con
       }
       part.sharding.dims[i] = by.axes;
       part.shape[i] /= by.parts;
-      break;  // the most significant digit
+      break;  // only the most significant digit is split
     }
   }
   return part;
@@ -100,7 +100,7 @@ Result<CallLetters> letters_of(mlir::Operation* call, mlir::DictionaryAttr confi
   return letters;
 }
 
-// What one device holds of each of a call's operands or results.
+// One device's parts of the call's operands or results.
 Result<std::vector<Part>> parts_of(mlir::ValueRange values, const std::vector<std::string>& letters,
                                    const Split& split) {
   std::vector<Part> parts;
@@ -119,7 +119,7 @@ llvm::SmallVector<mlir::Type> types_of(mlir::ValueRange values, const std::vecto
   return types;
 }
 
-// The number of each device's first batch, head or query, side by side.
+// A tensor with the number of each device's first batch, head or query.
 mlir::Value numbers_of_firsts(mlir::OpBuilder& builder, mlir::Location location, char letter, const Problem& local,
                               const Split& split) {
   const int64_t size = letter == 'b' ? local.batch : letter == 'h' ? local.q_heads : local.q_len;
@@ -163,9 +163,9 @@ mlir::DictionaryAttr local_config(mlir::DictionaryAttr config, const Problem& pr
   return entries.getDictionary(context);
 }
 
-// What a manual computation gives for a result of the call. Batches or heads of several devices may add to it, as to
-// the gradient by keys that all heads share: then each device gives its own term of the sum. The terms stand side by
-// side in a dimension in front, over which the module sums; the partitioner makes what suits it of that.
+// The result of a manual computation. Several devices may contribute to it: for example, the gradient of keys that all
+// heads share. Then each device returns its own term. An additional first dimension holds the terms, and the module
+// sums over it, so that the partitioner can choose how to do so.
 struct GivenResult {
   Sharding sharding;
   mlir::RankedTensorType type;
@@ -194,7 +194,7 @@ GivenResult result_of(const Part& part, mlir::RankedTensorType type, const Split
   return result;
 }
 
-// In f32, as a device sums its own terms.
+// Sums in f32, like a device sums its own terms.
 mlir::Value sum_of_terms(mlir::OpBuilder& builder, mlir::Location location, mlir::Value terms) {
   const mlir::Type type = mlir::cast<mlir::RankedTensorType>(terms.getType()).getElementType();
   return convert(builder, location, sum(builder, location, convert(builder, location, terms, builder.getF32Type()), 1),
@@ -307,7 +307,7 @@ Status split_call(mlir::Operation* call, const Split& split, const std::vector<M
   }
   build(inside, location, "sdy.return", returned, {});
 
-  // All axes are manual: those that split nothing repeat the same work on each device, as they did before.
+  // All axes are manual. Axes that split nothing repeat the same work on each device, as before.
   Axes axes;
   for (const MeshAxis& axis : mesh) {
     axes.push_back(axis.name);

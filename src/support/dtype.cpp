@@ -58,7 +58,7 @@ uint16_t float_to_f16(float value) {
   if (magnitude > 0x7f800000u) {
     return static_cast<uint16_t>(sign | 0x7e00u);
   }
-  if (magnitude >= 0x477ff000u) {  // rounds to 65536 or above
+  if (magnitude >= 0x477ff000u) {  // rounds to 65536 or more
     return static_cast<uint16_t>(sign | 0x7c00u);
   }
   if (magnitude < 0x38800000u) {  // subnormal in f16: an integer multiple of 2^-24, rounded to even by nearbyint

@@ -33,7 +33,8 @@ constexpr EnvironmentEntry kTable[] = {
 std::span<const EnvironmentEntry> environment_table() { return kTable; }
 
 std::optional<std::string_view> environment_value(EnvironmentVariable variable) {
-  // Nothing in a program that runs with more rights than its caller (set-user-ID): files named here are loaded and run.
+  // Ignored in a program that has more rights than its caller (set-user-ID), because files named here are loaded and
+  // executed.
   const char* value = secure_getenv(kTable[static_cast<size_t>(variable)].name);
   if (value == nullptr || *value == '\0') {
     return std::nullopt;

@@ -27,16 +27,16 @@ struct EnvironmentEntry {
 };
 
 std::span<const EnvironmentEntry> environment_table();
-// The variable's value, or nothing where it is unset or empty.
+// The variable's value, or nothing if it is unset or empty.
 std::optional<std::string_view> environment_value(EnvironmentVariable variable);
 
 inline constexpr int kMostThreads = 4096;
 
-// FLASHLIFT_THREADS; nothing where it is unset, or not a number from 1 to kMostThreads.
+// FLASHLIFT_THREADS; nothing if it is unset, or not a number from 1 to kMostThreads.
 std::optional<int> wanted_thread_count();
 
-// Errors: a variable of the table whose value is none that it can have. Those that name files and instruction sets are
-// checked where they are used.
+// Fails if a variable of the table has an invalid value. Variables that name files and instruction sets are checked
+// when they are used.
 Status check_environment();
 
 }  // namespace flashlift

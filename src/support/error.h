@@ -1,4 +1,4 @@
-// Makers of errors, with fmt's formatting: return invalid_argument("expected {} dimensions, got {}", want, got);
+// Creates errors, with fmt's formatting: return invalid_argument("expected {} dimensions, got {}", want, got);
 #pragma once
 
 #include <fmt/format.h>

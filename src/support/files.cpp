@@ -18,8 +18,9 @@
 namespace flashlift {
 namespace {
 
-// A limit on the size of files, or a reader that is gone, ends a process by a signal unless it asked for an error. A
-// library must not ask for the whole process: the calling thread blocks both signals, and takes those that it caused.
+// A limit on file sizes and a pipe without a reader end a process by a signal, unless it chose to get an error instead.
+// A library must not choose for the whole process: the calling thread therefore blocks both signals, and consumes those
+// that it caused.
 class SignalsOfWriting {
  public:
   SignalsOfWriting() {
@@ -106,7 +107,7 @@ std::error_code write_fully(const Descriptor& file, std::string_view content) {
 std::error_code reserve_bytes(const Descriptor& file, size_t size) {
   const SignalsOfWriting blocked;
   const int failed = size == 0 ? 0 : posix_fallocate(file.get(), 0, static_cast<off_t>(size));
-  // File systems that cannot reserve say so: then writing will tell.
+  // Some file systems cannot reserve space. Writing then reports if there is too little.
   return failed == EOPNOTSUPP || failed == EINVAL ? std::error_code{}
                                                   : std::error_code(failed, std::generic_category());
 }

@@ -1,4 +1,4 @@
-// Reading whole files, and writing new ones.
+// Reads whole files, and writes new ones.
 #pragma once
 
 #include <sys/types.h>
@@ -16,8 +16,8 @@ namespace flashlift {
 
 inline constexpr size_t kMostFileBytes = (size_t{1} << 31) - 1;
 
-// All of a file or a pipe. Errors: kInvalidArgument for folders, for devices, some of which never end (a terminal may
-// be read), and for more than `most` bytes, as soon as there are more.
+// The contents of a file or a pipe. Errors: kInvalidArgument for folders, for devices, some of which never end (a
+// terminal may be read), and for more than `most` bytes.
 Result<std::string> read_file(const std::filesystem::path& path, size_t most = kMostFileBytes);
 
 // An open file or folder, closed with the object.
@@ -35,7 +35,7 @@ class Descriptor {
   bool is_open() const { return number_ >= 0; }
   int get() const { return number_; }
   int release() { return std::exchange(number_, -1); }
-  // Some file systems tell only when closing that there was no room.
+  // Some file systems report only here that there was no space.
   std::error_code close();
 
  private:
@@ -45,17 +45,17 @@ class Descriptor {
 // errno as an error code.
 std::error_code last_error();
 
-// All of `content`, or an error. A limit on the size of files (EFBIG) and a pipe without a reader (EPIPE) are errors
-// too, not signals.
+// Writes all of `content`. A limit on file sizes (EFBIG) and a pipe without a reader (EPIPE) are errors, too, not
+// signals.
 std::error_code write_fully(const Descriptor& file, std::string_view content);
 
-// Makes sure that the first `size` bytes of a file can be written, without changing its content (it may become longer).
+// Ensures that the first `size` bytes of a file can be written, without changing its content (it may become longer).
 std::error_code reserve_bytes(const Descriptor& file, size_t size);
 
 inline constexpr std::string_view kTemporaryPrefix = ".flashlift-";
 
-// A file that nobody else made, under a name that nobody can foretell. It is removed again unless rename_to() gives it
-// a name: then readers of that name see the old file or the new one, never a part.
+// A file with a new, unpredictable name. It is removed at the end, unless rename_to() gives it a name. Readers of that
+// name then see either the old file or the complete new one.
 class TemporaryFile {
  public:
   TemporaryFile() = default;
@@ -67,7 +67,7 @@ class TemporaryFile {
   std::error_code create(const Descriptor& folder, mode_t mode);
   bool exists() const { return file_.is_open(); }
   const Descriptor& descriptor() const { return file_; }
-  // Takes the place of `name` in the folder. Removes the temporary file where that fails.
+  // Replaces `name` in the folder. On failure, removes the temporary file.
   std::error_code rename_to(const std::string& name);
   void remove();
 

@@ -15,12 +15,12 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// Plain atomics: they stay usable in a child whatever the other threads of the parent were doing.
-std::atomic<int> open_sections{0};  // the outermost of each thread
+// Atomics without locks: they are usable in a child whatever the parent's other threads were doing.
+std::atomic<int> open_sections{0};  // counts the outermost section of each thread
 std::atomic<bool> is_forking{false};
 std::atomic<int> generation{0};
 std::atomic<bool> was_cut{false};
-std::atomic<bool> is_ending{false};  // by exit()
+std::atomic<bool> is_ending{false};  // exit() is running
 thread_local int depth = 0;          // of this thread's sections
 
 void wait_a_little() { std::this_thread::sleep_for(std::chrono::microseconds(50)); }
@@ -46,7 +46,7 @@ void in_child() {
   was_cut = was_cut || open_sections != own_sections();
   open_sections = own_sections();
   is_forking = false;
-  is_ending = false;  // by a thread that the child does not have
+  is_ending = false;  // exit() was called by a thread that the child does not have
 }
 
 void before_exit() {
@@ -54,9 +54,10 @@ void before_exit() {
   wait_for_others();
 }
 
-// exit() runs first what was registered last, so that static objects which a section has made since this library was
-// loaded would go before the section ends. Only the objects of the thread that calls exit() go earlier still. That
-// thread is the main one as a rule; others register nothing at their end, of which there may be any number.
+// exit() runs the last registered function first. Static objects that a section creates after this library was loaded
+// would therefore be destroyed before the section ends. To prevent this, before_exit is registered again at the end of
+// the thread that calls exit(). Only the thread-local objects of that thread are destroyed earlier. It is usually the
+// main thread; other threads do not register it, since there may be any number of them.
 struct RegistersOnceMore {
   ~RegistersOnceMore() {
     if (gettid() == getpid()) {
@@ -72,7 +73,7 @@ int watch() noexcept {
   return pthread_atfork(before_fork, in_parent, in_child);
 }
 
-// When the library is loaded: a fork() before the first call counts too.
+// Runs when the library is loaded, so that a fork() before the first call counts, too.
 [[maybe_unused]] const int kRegistered = watch();
 
 }  // namespace

@@ -1,14 +1,14 @@
-// What fork() and exit() must not cut in two. A child has one thread, the one that forked: what another thread of the
-// parent had locked stays locked in it for ever. exit() destroys static objects, LLVM's and MLIR's among them, while
-// other threads go on.
+// Sections that fork() and exit() must not interrupt. A child has only the thread that called fork(): a lock that
+// another thread of the parent held stays locked for ever. exit() destroys static objects, including LLVM's and MLIR's,
+// while other threads continue.
 #pragma once
 
 #include "flashlift/result.h"
 
 namespace flashlift {
 
-// While one of these lives, in any thread, fork() waits (for kLongestForkSeconds at most), and so does exit(). For
-// sections that end by themselves: compiling, and looking something up under a lock. They may nest.
+// During the lifetime of such an object, in any thread, fork() waits (for at most kLongestForkSeconds), and so does
+// exit(). For sections that end by themselves, such as compiling, and lookups under a lock. They may be nested.
 class UncutByFork {
  public:
   UncutByFork();
@@ -16,25 +16,25 @@ class UncutByFork {
   UncutByFork(const UncutByFork&) = delete;
   UncutByFork& operator=(const UncutByFork&) = delete;
 
-  // An error where exit() was called before: what compiles must not begin, since what it needs may be gone.
+  // An error if exit() was called before: compiling must not start, because objects that it needs may be destroyed.
   Status status() const;
 
  private:
   bool is_too_late_ = false;
 };
 
-// A thread that works while another one waits for it is within that one's sections: it must not wait for a fork() that
-// waits for them. The new thread says so, which ends before they do.
+// A thread that works while another thread waits for it is inside that thread's sections: it must not wait for a fork()
+// that waits for them. The new thread calls this function, and ends before the sections do.
 int sections_of_this_thread();
 void count_as_within(int sections);
 
 inline constexpr int kLongestForkSeconds = 10;
 
-// How many forks lie between this process and the first one that loaded this library. What belongs to threads, such as
-// a pool, belongs to the process that started them.
+// The number of forks between this process and the first one that loaded this library. Objects with threads, such as a
+// pool, belong to the process that started the threads.
 int fork_generation();
 
-// Whether fork() could wait no longer and cut such a section: then this process must not rely on what is shared.
+// Whether fork() gave up waiting and interrupted such a section: then this process must not use shared state.
 bool was_cut_by_fork();
 
 }  // namespace flashlift

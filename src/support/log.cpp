@@ -15,11 +15,11 @@ namespace {
 
 struct LogState {
   std::mutex mutex;
-  std::shared_ptr<const LogSink> sink;  // null: the default
+  std::shared_ptr<const LogSink> sink;  // null for the default
 };
 
 LogState& state() {
-  static LogState* instance = new LogState;  // outlives every static destructor that may still log
+  static LogState* instance = new LogState;  // static destructors may still log
   return *instance;
 }
 
@@ -43,7 +43,7 @@ spdlog::level::level_enum to_spdlog(LogLevel level) {
   return spdlog::level::off;
 }
 
-// A logger of its own, not in spdlog's registry, so that a host that uses spdlog too is left alone.
+// Not in spdlog's registry, so that a host that also uses spdlog is not affected.
 spdlog::logger& default_logger() {
   static spdlog::logger* logger = [] {
     auto* made = new spdlog::logger("flashlift", std::make_shared<spdlog::sinks::stderr_sink_mt>());
@@ -68,7 +68,7 @@ void log_message(LogLevel level, std::string_view message) {
     (*sink)(level, message);
     return;
   }
-  const UncutByFork uncut;  // the logger has a lock
+  const UncutByFork uncut;  // the logger locks a mutex
   default_logger().log(to_spdlog(level), printable(message));
 }
 

@@ -13,7 +13,7 @@ namespace {
 
 struct Call {
   const std::function<void()>& body;
-  int sections;  // of the thread that waits
+  int sections;  // of the waiting thread
   std::exception_ptr thrown;
 };
 

@@ -1,4 +1,4 @@
-// Calls on a stack of their own.
+// Runs functions on a stack of their own.
 #pragma once
 
 #include <functional>
@@ -7,12 +7,12 @@
 
 namespace flashlift {
 
-// Memory that is not touched is not taken.
+// Pages that are not used take no memory.
 inline constexpr size_t kOwnStackBytes = size_t{64} << 20;
 
-// Runs body() on a thread whose stack is large, and waits for it. For what recurses as deep as a caller's input is: the
-// caller's own thread may have a small stack (512 KiB are usual in pools). What body() throws is thrown here.
-// Errors: kInternal where the system gives no thread.
+// Runs body() on a thread with a large stack, and waits for it. For recursion whose depth depends on a caller's input:
+// the caller's own thread may have a small stack (512 KiB is usual in pools). Rethrows what body() throws. Errors:
+// kInternal if the system cannot start a thread.
 Status run_on_own_stack(const std::function<void()>& body);
 
 }  // namespace flashlift

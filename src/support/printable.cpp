@@ -7,7 +7,7 @@
 namespace flashlift {
 namespace {
 
-// The length of the well-formed UTF-8 sequence that the text begins with; 0 where it begins with none.
+// The length of the valid UTF-8 sequence at the start of the text, or 0 if there is none.
 size_t sequence_length(std::string_view text) {
   const auto byte = [&](size_t i) { return static_cast<unsigned char>(text[i]); };
   const unsigned char first = byte(0);
@@ -21,7 +21,7 @@ size_t sequence_length(std::string_view text) {
     return 0;
   }
   for (size_t i = 1; i < length; ++i) {
-    // The second byte also rules out surrogates, what is beyond Unicode, and longer forms than needed.
+    // The range of the second byte excludes surrogates, numbers beyond Unicode, and overlong forms.
     const unsigned char low = i > 1 ? 0x80 : first == 0xe0 ? 0xa0 : first == 0xf0 ? 0x90 : 0x80;
     const unsigned char high = i > 1 ? 0xbf : first == 0xed ? 0x9f : first == 0xf4 ? 0x8f : 0xbf;
     if (byte(i) < low || byte(i) > high) {
@@ -31,7 +31,7 @@ size_t sequence_length(std::string_view text) {
   return length;
 }
 
-// Including those of two bytes, U+0080 to U+009F.
+// Also control characters of two bytes, U+0080 to U+009F.
 bool is_control(std::string_view character) {
   const auto first = static_cast<unsigned char>(character[0]);
   return first < 0x20 || first == 0x7f || (first == 0xc2 && static_cast<unsigned char>(character[1]) < 0xa0);

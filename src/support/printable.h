@@ -1,4 +1,4 @@
-// Text that quotes what others gave, such as names in a module, made fit for messages and for terminals.
+// Makes text from others, such as names in a module, safe for messages and terminals.
 #pragma once
 
 #include <string>
@@ -6,13 +6,13 @@
 
 namespace flashlift {
 
-// With U+FFFD in place of each byte that is no UTF-8.
+// Replaces each byte that is not valid UTF-8 by U+FFFD.
 std::string to_utf8(std::string_view text);
 
-// The same with control characters spelled out (\x1b): a terminal would obey them. Lines and tabs stay.
+// Also writes control characters as escapes (\x1b), because a terminal would execute them. Keeps line breaks and tabs.
 std::string printable(std::string_view text);
 
-// The same in one line: what is quoted must not look like lines of ours.
+// The same in one line, so that quoted text cannot look like lines of our own.
 std::string printable_line(std::string_view text);
 
 }  // namespace flashlift

@@ -21,12 +21,12 @@ std::chrono::system_clock::time_point time_of(const timespec& time) {
       std::chrono::seconds(time.tv_sec) + std::chrono::nanoseconds(time.tv_nsec)));
 }
 
-// std::filesystem::create_directories would let others in, as far as the umask does.
+// std::filesystem::create_directories would give others access, depending on the umask.
 void make_folders(const std::filesystem::path& path) {
   std::filesystem::path folder;
   for (const std::filesystem::path& part : path) {
     folder /= part;
-    mkdir(folder.c_str(), 0700);  // what stands in the way shows when the folder is opened
+    mkdir(folder.c_str(), 0700);  // if something else has this name, opening the folder fails
   }
 }
 
@@ -39,7 +39,7 @@ Result<std::filesystem::path> cache_folder() {
     }
     return std::filesystem::path(*folder);
   }
-  // The XDG base directory specification: a relative path is as good as none.
+  // The XDG base directory specification requires relative paths to be ignored.
   const char* cache = secure_getenv("XDG_CACHE_HOME");
   if (cache != nullptr && *cache == '/') {
     return std::filesystem::path(cache) / "flashlift";
@@ -58,7 +58,7 @@ Result<PrivateFolder> PrivateFolder::open(const std::filesystem::path& path) {
   }
   std::filesystem::path name = path.lexically_normal();
   if (!name.has_filename()) {
-    name = name.parent_path();  // a slash at the end would follow a link
+    name = name.parent_path();  // with a slash at the end, a link would be followed
   }
   make_folders(name);
   PrivateFolder folder;
@@ -84,7 +84,7 @@ Result<PrivateFolder> PrivateFolder::open(const std::filesystem::path& path) {
 }
 
 std::optional<std::string> PrivateFolder::read(const std::string& name, size_t most_bytes) const {
-  // O_NONBLOCK: a pipe would wait for a writer.
+  // Without O_NONBLOCK, a pipe would wait for a writer.
   const Descriptor file(openat(folder_.get(), name.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
   struct stat status;
   if (!file.is_open() || fstat(file.get(), &status) != 0 || !S_ISREG(status.st_mode) || status.st_uid != geteuid() ||
@@ -100,7 +100,7 @@ std::optional<std::string> PrivateFolder::read(const std::string& name, size_t m
     }
     size += count > 0 ? static_cast<size_t>(count) : 0;
   }
-  futimens(file.get(), nullptr);  // entries() tells when it was used; a disk that is read-only need not
+  futimens(file.get(), nullptr);  // entries() reads the time of use; on a read-only disk it stays old
   return content;
 }
 
@@ -119,7 +119,7 @@ void PrivateFolder::remove(const std::string& name) const { unlinkat(folder_.get
 
 std::vector<PrivateFolder::Entry> PrivateFolder::entries() const {
   std::vector<Entry> found;
-  const int copy = openat(folder_.get(), ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);  // which closedir() closes
+  const int copy = openat(folder_.get(), ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);  // closedir() closes this copy
   const auto close_folder = [](DIR* folder) { closedir(folder); };
   const std::unique_ptr<DIR, decltype(close_folder)> folder(copy < 0 ? nullptr : fdopendir(copy));
   if (folder == nullptr) {

@@ -5,7 +5,7 @@
 
 namespace flashlift {
 
-// What it calls itself, where Linux tells; otherwise "unknown".
+// The name that Linux reports; otherwise "unknown".
 std::string processor_name();
 
 }  // namespace flashlift

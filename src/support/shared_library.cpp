@@ -56,7 +56,7 @@ Status verify_library_is_whole(const std::filesystem::path& path) {
 }
 
 Result<void*> load_library(const std::filesystem::path& path, int mode) {
-  if (path.has_parent_path()) {  // otherwise the loader knows where it is
+  if (path.has_parent_path()) {  // otherwise the loader searches for it
     FLASHLIFT_RETURN_IF_ERROR(verify_library_is_whole(path));
   }
   void* library = dlopen(path.c_str(), RTLD_NOW | mode);

@@ -1,4 +1,4 @@
-// Loading shared libraries from files that somebody else put there.
+// Loads shared libraries from files that others installed.
 #pragma once
 
 #include <filesystem>
@@ -7,12 +7,13 @@
 
 namespace flashlift {
 
-// What the loader does not look at: a file that ends before its segments do, as a download that broke off, of which it
-// dies, and a pipe, at which it waits. Success for whatever the loader itself refuses, such as no library at all.
+// Checks what the loader does not check: a file that is shorter than its segments, such as an incomplete download,
+// which would crash it, and a pipe, on which it would wait. Succeeds for anything that the loader itself refuses, such
+// as a file that is not a library.
 Status verify_library_is_whole(const std::filesystem::path& path);
 
-// dlopen() of a file that is whole, or of a name that the loader looks for, with RTLD_NOW and `mode`. The error says
-// what is wrong with it.
+// dlopen() of a complete file, or of a name that the loader searches for, with RTLD_NOW and `mode`. The error gives the
+// reason.
 Result<void*> load_library(const std::filesystem::path& path, int mode);
 
 }  // namespace flashlift

@@ -6,11 +6,11 @@
 namespace flashlift {
 namespace {
 
-constexpr size_t kLongestWord = 64;  // what is longer was not meant as a word
+constexpr size_t kLongestWord = 64;  // longer texts are not compared
 
 char lower(char letter) { return static_cast<char>(std::tolower(static_cast<unsigned char>(letter))); }
 
-// The number of letters added, removed, replaced or exchanged with their neighbour.
+// The number of letters that are added, removed, replaced or swapped with their neighbour.
 size_t distance(std::string_view x, std::string_view y) {
   std::vector<size_t> before_last;
   std::vector<size_t> last(y.size() + 1);

@@ -7,8 +7,8 @@
 
 namespace flashlift {
 
-// The known words that `word` is nearest to, as people mistype them: a letter too many, too few, another one, two
-// exchanged, or letters of the other case. Empty if none is near.
+// The known words most similar to `word` for usual typing errors: an additional, missing or wrong letter, two swapped
+// letters, or wrong case. Empty if none is similar.
 std::vector<std::string_view> similar_words(std::string_view word, const std::vector<std::string_view>& known);
 
 // "did you mean `a` or `b`?", or "" if there is none.

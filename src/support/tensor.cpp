@@ -6,7 +6,7 @@
 namespace flashlift {
 namespace {
 
-// Sizes from outside are multiplied before they are verified: what overflows must not be undefined.
+// Sizes are multiplied before they are verified, so that overflow must be defined.
 int64_t wrapping_product(int64_t x, int64_t y) {
   return static_cast<int64_t>(static_cast<uint64_t>(x) * static_cast<uint64_t>(y));
 }

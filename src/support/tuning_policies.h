@@ -1,4 +1,4 @@
-// The words of TuningPolicy, wherever people write or read them. C's numbers are the enumerators' own.
+// The words for TuningPolicy in all interfaces. The C interface uses the enumerators' numbers.
 #pragma once
 
 #include <array>
@@ -16,7 +16,7 @@ inline constexpr std::array<std::pair<std::string_view, TuningPolicy>, 3> kTunin
     {"write", TuningPolicy::kWrite},
 }};
 
-// Nothing for another word.
+// Nothing for any other word.
 constexpr std::optional<TuningPolicy> tuning_policy_of(std::string_view word) {
   for (const auto& [name, policy] : kTuningPolicies) {
     if (name == word) {
@@ -26,7 +26,7 @@ constexpr std::optional<TuningPolicy> tuning_policy_of(std::string_view word) {
   return std::nullopt;
 }
 
-// Of a policy that is not kFromEnvironment.
+// Not for kFromEnvironment.
 constexpr std::string_view word_of(TuningPolicy policy) {
   for (const auto& [name, other] : kTuningPolicies) {
     if (other == policy) {

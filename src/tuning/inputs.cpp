@@ -14,7 +14,7 @@
 namespace flashlift::tuning {
 namespace {
 
-// splitmix64, because the distributions of <random> give other numbers on other standard libraries.
+// splitmix64, because the distributions of <random> differ between standard libraries.
 class Random {
  public:
   Random(uint64_t seed, uint64_t stream) : state_(seed) { state_ = bits() ^ (stream * 0x9e3779b97f4a7c15u); }
@@ -28,7 +28,7 @@ class Random {
   // In (0, 1].
   double uniform() { return static_cast<double>((bits() >> 11) + 1) * 0x1p-53; }
   int64_t below(int64_t bound) { return static_cast<int64_t>(bits() % static_cast<uint64_t>(bound)); }
-  float normal() {  // Box and Muller
+  float normal() {  // the Box-Muller method
     return static_cast<float>(std::sqrt(-2.0 * std::log(uniform())) * std::cos(2.0 * std::numbers::pi * uniform()));
   }
 
@@ -55,7 +55,7 @@ void store_float(const TensorView& view, int64_t index, float value) {
 
 void store_integer(const TensorView& view, int64_t index, int64_t value) {
   switch (size_in_bytes(view.dtype)) {
-    case 1:  // an 8-bit type has no room for long lengths
+    case 1:  // an 8-bit type cannot represent long lengths
       static_cast<int8_t*>(view.data)[index] = static_cast<int8_t>(std::min<int64_t>(value, 127));
       break;
     case 2:
@@ -84,7 +84,7 @@ void fill(const TensorView& view, const Problem& problem, Random random) {
   }
 }
 
-// Every page once, in random order.
+// Fills in every page once, in random order.
 void shuffle_pages(const TensorView& table, Random random) {
   auto* pages = static_cast<int32_t*>(table.data);
   for (int64_t i = 0; i < table.element_count(); ++i) {
@@ -100,14 +100,14 @@ std::vector<int64_t> shape_of(const Capture& capture, const Problem& problem) {
   return problem::capture_shape(capture, problem, std::max(problem.q_len, problem.kv_len), kPackedSequences + 1);
 }
 
-// Sequences of equal length.
+// Fills in sequences of equal lengths.
 void fill_cumulative(const TensorView& view, int64_t length) {
   for (int64_t i = 0; i < view.element_count(); ++i) {
     store_integer(view, i, length * i / kPackedSequences);
   }
 }
 
-// In double, because the product of sizes that nobody has may pass 2^63.
+// In double, because the product of large sizes may overflow 64 bits.
 double bytes_of(DType dtype, const std::vector<int64_t>& shape) {
   double bytes = static_cast<double>(size_in_bytes(dtype));
   for (const int64_t size : shape) {
@@ -154,7 +154,7 @@ TensorView Inputs::allocate(DType dtype, const std::vector<int64_t>& shape) {
 }
 
 void Inputs::add_captures(const Problem& problem, uint64_t seed) {
-  uint64_t stream = 0x100;  // so that a tensor's numbers do not depend on which others are drawn
+  uint64_t stream = 0x100;  // so that a tensor's numbers do not depend on the other tensors
   for (const Capture& capture : problem.captures) {
     arguments_.captures.push_back(allocate(capture.dtype, shape_of(capture, problem)));
     const problem::FeatureTensor* of_feature = problem::feature_tensor(capture);
@@ -185,7 +185,7 @@ Status Inputs::add_gradients(const Problem& p, uint64_t seed) {
     TensorView gradient = tensor;
     gradient.dtype = dtype;
     gradient.data = allocate(dtype, {tensor.shape().begin(), tensor.shape().end()}).data;
-    return gradient;  // drawn tensors fill their memory, in whatever order
+    return gradient;  // a drawn tensor's memory is dense, in any order
   };
   uint64_t stream = 0x200;
   backward.d_out = like(arguments_.out, p.d_out_dtype());

@@ -1,4 +1,4 @@
-// Random tensors for a problem: the same seed gives the same numbers on every machine.
+// Random tensors for a problem: a seed gives the same numbers on every machine.
 #pragma once
 
 #include <cstddef>
@@ -19,17 +19,17 @@ enum class Layout { kBhsd, kBshd };
 // otherwise from 0 to the number of keys (lengths, offsets); bool captures keep three in four.
 class Inputs {
  public:
-  // Errors: more memory than this machine has.
+  // Fails if this machine has too little memory.
   static Result<Inputs> draw(const Problem& problem, uint64_t seed, Layout layout);
-  // Only the captured tensors, with the numbers that draw() gives them: what a mask needs.
+  // Only the captured tensors, with the same numbers as in draw(), for masks.
   static Result<Inputs> draw_captures(const Problem& problem, uint64_t seed);
 
-  // Adds a gradient for each output, from the standard normal distribution, and room for those of all inputs.
-  // Errors: a problem without a backward; more memory than this machine has.
+  // Adds a gradient for each output, from the standard normal distribution, and memory for those of all inputs. Fails
+  // for a problem without a backward pass, and if this machine has too little memory.
   Status add_gradients(const Problem& problem, uint64_t seed);
 
   const AttentionArguments& arguments() const { return arguments_; }
-  // Of a backward call; null without add_gradients().
+  // Arguments of a backward call; null without add_gradients().
   const BackwardArguments* backward() const { return backward_ ? &*backward_ : nullptr; }
 
  private:

@@ -15,7 +15,7 @@ class HostTarget : public Target {
   explicit HostTarget(const Inputs& inputs) : inputs_(inputs) {}
 
   Result<double> time(const Attention& attention) override {
-    if (inputs_.backward() != nullptr && !has_forward_) {  // whose results a backward call reads
+    if (inputs_.backward() != nullptr && !has_forward_) {  // a backward call reads the forward call's results
       FLASHLIFT_RETURN_IF_ERROR(attention.run(inputs_.arguments()));
       has_forward_ = true;
     }
@@ -58,7 +58,7 @@ class CudaBackwardTarget : public Target {
       : host_(host), tensors_(std::move(tensors)), timer_(std::move(timer)) {}
 
   Result<double> time(const Attention& attention) override {
-    if (!has_forward_) {  // whose results a backward call reads
+    if (!has_forward_) {  // a backward call reads the forward call's results
       FLASHLIFT_RETURN_IF_ERROR(attention.run(tensors_.views().forward));
       has_forward_ = true;
     }

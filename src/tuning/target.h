@@ -1,4 +1,4 @@
-// Where a problem is run: its tensors in the memory of the chosen device, and how a call is timed there.
+// The device on which a problem runs: holds its tensors in the device's memory, and times calls.
 #pragma once
 
 #include <memory>
@@ -10,14 +10,14 @@ namespace flashlift::tuning {
 
 class Target {
  public:
-  // For backward calls if the inputs have gradients. They must outlive the target. Errors: no such device, or not
-  // enough memory there.
+  // For backward calls, if the inputs have gradients. The inputs must outlive the target. Fails if there is no such
+  // device, or it has too little memory.
   static Result<std::unique_ptr<Target>> create(const CompileOptions& options, const Inputs& inputs);
   virtual ~Target() = default;
 
-  // Runs once and gives its milliseconds: on a GPU those of the GPU, without the launch.
+  // Runs once and returns the milliseconds. On a GPU, these are the GPU's, without the launch.
   virtual Result<double> time(const Attention& attention) = 0;
-  // Brings the results into the host's tensors.
+  // Copies the results to the host's tensors.
   virtual Status fetch() = 0;
 };
 

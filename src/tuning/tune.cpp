@@ -21,21 +21,21 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// A candidate must be so much faster than the heuristics to be kept instead: less is what chance gives.
+// A candidate must be faster than the heuristics by at least this much: smaller differences may be chance.
 constexpr double kLeastGain = 0.02;
-// Implementations that take longer than the fastest one by this factor are not varied.
+// Implementations that are slower than the fastest one by this factor are not varied.
 constexpr double kWorthVarying = 1.5;
-// What a turn measures at once takes so long at least: a clock's own noise must not count.
+// A measurement takes at least this long, so that the clock's resolution does not matter.
 constexpr double kTurnMs = 1;
 constexpr int kMostCallsOfATurn = 64;
-// Turns before the medians decide. Slower candidates than these factors leave after the first, the second turn and so
-// on, those behind the last factor after every later one.
+// The factors by which a candidate may be slower than the fastest one after the first, second, ... turn; the last
+// factor applies to all later turns. Slower candidates are dropped. After all turns, medians decide.
 constexpr double kMayBeSlower[] = {1.5, 1.3, 1.2, 1.15, 1.1};
-// So many stay to the end: on a busy machine a few calls say little.
+// At least this many are kept to the end: on a busy machine, a few calls mean little.
 constexpr size_t kLeastRunners = 6;
 constexpr int kMostTurns = 200;
 constexpr int kLastTurns = 9;
-// Of each implementation, however little time there is.
+// Tried of each implementation, however short the time is.
 constexpr int kLeastVariants = 4;
 
 double milliseconds_since(Clock::time_point start) {
@@ -53,7 +53,7 @@ class Tuner {
       : problem_(problem), options_(options), target_(target) {}
 
   Status run() {
-    FLASHLIFT_RETURN_IF_ERROR(add({}));  // must run: an error of the problem is an error of tuning
+    FLASHLIFT_RETURN_IF_ERROR(add({}));  // must run: its error is an error of tuning
     if (!runners_.front().attention) {
       return *failed_;
     }
@@ -92,7 +92,7 @@ class Tuner {
   const std::vector<TuneCandidate>& candidates() const { return candidates_; }
 
  private:
-  // What runs a candidate while it is in the race, and what its turns took.
+  // A candidate that is still measured, and the times of its turns.
   struct Runner {
     std::optional<Attention> attention;
     std::vector<double> times;
@@ -105,14 +105,14 @@ class Tuner {
     return options;
   }
 
-  // What a candidate cannot do is its failure; only cancelling ends it all.
+  // A candidate that fails is recorded as failed; only cancelling ends the tuning.
   Status add(const Tuning& tuning) {
     candidates_.push_back({.tuning = tuning});
     Result<Attention> attention = Attention::compile(problem_, compile_options(tuning));
     runners_.push_back({attention.ok() ? std::optional(*attention) : std::nullopt, {}});
     Status status = attention.ok() ? Status() : Status(attention.error());
     if (status.ok()) {
-      const Result<double> first = target_.time(*attention);  // memory, code and caches are warm then
+      const Result<double> first = target_.time(*attention);  // memory, code and caches are warm after it
       status = first.ok() ? Status() : Status(first.error());
     }
     if (!status.ok()) {
@@ -130,7 +130,7 @@ class Tuner {
       for (const Tuning& variant :
            plan::cpu_variants(problem_, options_.backward, implementation, runtime::default_executor().concurrency())) {
         if (tried++ >= kLeastVariants && is_over()) {
-          break;  // the first ones differ in one size only
+          break;  // the first variants differ in one size only
         }
         FLASHLIFT_RETURN_IF_ERROR(add(variant));
       }
@@ -145,7 +145,7 @@ class Tuner {
     return considered.empty() ? own.implementation() : considered.back().implementation;
   }
 
-  // One measurement of each candidate in the race, one after the other, so that what disturbs the machine meets all.
+  // Measures each remaining candidate once, one after the other, so that a disturbance of the machine affects all.
   Status take_turn() {
     for (size_t i = 0; i < candidates_.size(); ++i) {
       Runner& runner = runners_[i];
@@ -167,7 +167,8 @@ class Tuner {
     return {};
   }
 
-  // The first of many in a race is partly the luckiest one: it is measured once more, beside the heuristics alone.
+  // The fastest of many candidates is partly the luckiest one. It is therefore measured again, against the heuristics
+  // alone.
   Status compare_best() {
     const size_t found = best();
     for (size_t i = 0; i < runners_.size(); ++i) {
@@ -183,7 +184,7 @@ class Tuner {
     return {};
   }
 
-  // The heuristics stay: what is kept must beat them.
+  // The heuristics are never dropped, because the winner must beat them.
   void drop_slow(int turn) {
     std::vector<double> in_race;
     for (size_t i = 0; i < candidates_.size(); ++i) {
@@ -219,7 +220,7 @@ class Tuner {
   const TuneOptions& options_;
   tuning::Target& target_;
   const Clock::time_point start_ = Clock::now();
-  std::vector<TuneCandidate> candidates_;  // the first is the heuristics
+  std::vector<TuneCandidate> candidates_;  // the first is that of the heuristics
   std::vector<Runner> runners_;            // of each candidate
   std::optional<Error> failed_;
 };
@@ -245,7 +246,7 @@ Result<Tuned> tune(const Problem& problem, const TuneOptions& options) {
     }
   }
   if (policy == TuningPolicy::kWrite) {
-    FLASHLIFT_RETURN_IF_ERROR(database::store_tuned({}));  // says now what would be wrong after seconds of measuring
+    FLASHLIFT_RETURN_IF_ERROR(database::store_tuned({}));  // reports an unusable database before measuring, not after
   }
   const tuning::Layout layout = options.heads_inside ? tuning::Layout::kBshd : tuning::Layout::kBhsd;
   FLASHLIFT_ASSIGN_OR_RETURN(tuning::Inputs inputs, tuning::Inputs::draw(problem, 1, layout));

@@ -11,7 +11,7 @@ namespace {
 
 constexpr uint8_t kPartial = 1;
 constexpr uint8_t kFull = 2;
-constexpr uint8_t kUnknown = 3;  // no batch or head was asked yet
+constexpr uint8_t kUnknown = 3;  // for batches and heads that were not read yet
 
 void merge(uint8_t kind, uint8_t& merged) { merged = merged == kUnknown || merged == kind ? kind : kPartial; }
 
@@ -24,7 +24,7 @@ Result<BlockKinds> block_kinds(const Problem& problem, const std::vector<TensorV
     return invalid_argument("blocks have at least one query and one key, got {} and {}", q_block, kv_block);
   }
   FLASHLIFT_RETURN_IF_ERROR(verify_captures(problem, captures));
-  // Longer blocks than the sequences are all the same, and sums of their places would leave 64 bits.
+  // Blocks longer than the sequences are equivalent to blocks of their length, whose positions do not overflow.
   q_block = std::min(q_block, std::max<int64_t>(problem.q_len, 1));
   kv_block = std::min(kv_block, std::max<int64_t>(problem.kv_len, 1));
   const int64_t rows = divide_up(problem.q_len, q_block);

@@ -93,9 +93,10 @@ TileKind Visits::classify(const TileBox& box, std::vector<score::Interval>& scra
   return kind == TileKind::kPartial && mask_searches_ && skips_each_part(parts, scratch) ? TileKind::kSkipped : kind;
 }
 
-// Over the queries of two packed sequences, the interval of one's end minus the other's begin is as wide as both, and a
-// causal mask behind them looks undecided; within either it is not. The first part that is not skipped ends the search,
-// so that a tile which is visited costs at most the logarithm of its queries in evaluations.
+// If a tile's queries belong to two packed sequences, the interval of "end of one minus begin of the other" spans both,
+// so that a causal mask seems undecided, although it is decided within each sequence. This function therefore splits
+// the queries. It stops at the first part that is not skipped: a visited tile costs a number of evaluations that is at
+// most the logarithm of its number of queries.
 bool Visits::skips_each_part(TileBox& box, std::vector<score::Interval>& scratch) const {
   if (box.q_end - box.q_begin < 2) {
     return false;
@@ -118,8 +119,8 @@ bool Visits::skips_each_part(TileBox& box, std::vector<score::Interval>& scratch
   return skipped;
 }
 
-// Halves what is undecided: a run of n tiles costs about log n evaluations, so causal and windows cost next to nothing,
-// and what alternates at most twice as many as there are tiles.
+// Splits undecided ranges in halves. A run of n tiles costs about log n evaluations, so that causal masks and windows
+// cost almost nothing. A mask that alternates costs at most two evaluations for each tile.
 void Visits::descend(TileBox& box, int64_t TileBox::* begin, int64_t TileBox::* end, int64_t length, int64_t tile,
                      int64_t first, int64_t last, VisitRow& row) const {
   box.*begin = first * tile;

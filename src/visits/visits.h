@@ -1,5 +1,5 @@
-// Which tiles of the score plane a kernel has to visit, derived from the programs by intervals: nothing of size
-// N x N is built.
+// Determines the tiles of the score plane that a kernel has to visit, from the programs by interval analysis, without
+// any N x N data.
 #pragma once
 
 #include <cstdint>
@@ -36,27 +36,29 @@ struct TileRun {
   bool operator==(const TileRun&) const = default;
 };
 
-// The visited tiles of one row (or column) of tiles in rising order; skipped ones are absent. Reused from row to row
-// by one thread, so that asking allocates nothing.
+// The visited tiles of one row (or column) of tiles in ascending order, without skipped ones. A thread reuses it for
+// all rows, so that no memory is allocated.
 struct VisitRow {
   std::vector<TileRun> runs;
   std::vector<score::Interval> scratch;
 };
 
-// Bound to one call's lengths and captured tensors; immutable, safe to ask from any thread.
+// Bound to one call's lengths and captured tensors. Immutable, so that any thread may use it.
 //
-// A score_mod that surely gives -inf masks too. That takes scores before it as finite: score + (-inf) counts as masked.
+// A score_mod that provably returns -inf masks, too. This assumes that the score before it is finite: score + (-inf)
+// counts as masked.
 class Visits {
  public:
-  // `captures` are the call's tensors in the order of problem.captures, already verified; their memory must outlive
-  // the object's use. Costs O(elements) for captured tensors indexed by q or kv in one dimension, nothing for others.
+  // `captures` are the call's verified tensors in the order of problem.captures; their memory must outlive this object.
+  // Takes time linear in the number of elements of captured tensors that q or kv index in one dimension, and none for
+  // others.
   Visits(const Problem& problem, int64_t batch, int64_t q_len, int64_t kv_len, std::span<const TensorView> captures) {
     bind(problem, batch, q_len, kv_len, captures);
   }
   Visits() = default;
-  // The same for an object that exists, whose memory is reused.
+  // The same for an existing object, reusing its memory.
   void bind(const Problem& problem, int64_t batch, int64_t q_len, int64_t kv_len, std::span<const TensorView> captures);
-  // Makes room in `row` for rows and columns of up to `tiles` tiles, so that asking for them allocates nothing.
+  // Allocates memory in `row` for rows and columns of up to `tiles` tiles, so that calls for them do not allocate.
   void reserve(VisitRow& row, int64_t tiles) const;
 
   TileKind classify(const TileBox& box, std::vector<score::Interval>& scratch) const;
@@ -64,20 +66,20 @@ class Visits {
   // The key tiles of size kv_tile that the queries [q_begin, q_end) of these heads visit.
   void row(int64_t b, int64_t h_begin, int64_t h_end, int64_t q_begin, int64_t q_end, int64_t kv_tile,
            VisitRow& row) const;
-  // The query tiles of size q_tile that visit the keys [kv_begin, kv_end): what a backward kernel walks.
+  // The query tiles of size q_tile that visit the keys [kv_begin, kv_end), for backward kernels.
   void column(int64_t b, int64_t h_begin, int64_t h_end, int64_t kv_begin, int64_t kv_end, int64_t q_tile,
               VisitRow& row) const;
 
-  // False: all batches (heads) have the same tiles.
+  // If false, all batches (heads) have the same tiles.
   bool depends_on_b() const { return depends_on_b_; }
   bool depends_on_h() const { return depends_on_h_; }
-  // True: every tile is full, so there is nothing to ask.
+  // Whether every tile is full, so that no other function needs to be called.
   bool all_full() const { return !masks_ && !scores_mask_; }
 
  private:
-  // What is known of a box: like TileKind, but kPartial also stands for "parts of it may be skipped".
+  // The kind of a box, where kPartial may also mean "parts of it may be skipped".
   TileKind decide(const TileBox& box, bool is_tile, std::vector<score::Interval>& scratch) const;
-  // Whether an undecided box is skipped after all, in parts of its queries.
+  // Whether all parts of an undecided box are skipped, after splitting its queries.
   bool skips_each_part(TileBox& box, std::vector<score::Interval>& scratch) const;
   void descend(TileBox& box, int64_t TileBox::* begin, int64_t TileBox::* end, int64_t length, int64_t tile,
                int64_t first, int64_t last, VisitRow& row) const;

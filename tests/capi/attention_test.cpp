@@ -37,7 +37,7 @@ struct Array {
 
 constexpr DLDataType kF32 = {kDLFloat, 32, 1};
 
-// Takes the error's text and destroys it; empty for success.
+// Takes the error's text and destroys the error. The text is empty for success.
 std::string take(FlashliftError* error, int expected_code = 0) {
   if (error == nullptr) {
     return "";
@@ -85,7 +85,7 @@ TEST_F(CApi, Runs) {
 }
 
 TEST_F(CApi, ReadsStridesAndOffsets) {
-  // The same memory seen as [batch, length, heads, depth], two elements in.
+  // The same memory as [batch, length, heads, depth], starting at its third element.
   std::vector<float> memory(2 + 64, 5.0f);
   std::vector<int64_t> strides = {64, 8, 16, 1};
   v.tensor.data = memory.data();
@@ -296,7 +296,7 @@ TEST_F(CApi, ReportsWhatACallersExecutorThrows) {
   const FlashliftRunOptions options = {
       .struct_size = sizeof(FlashliftRunOptions), .executor = &executor, .stream = nullptr, .cancelled = nullptr};
   EXPECT_NE(take(flashlift_attention_run(attention, &arguments, &options), FLASHLIFT_INTERNAL), "");
-  EXPECT_EQ(run(), "");  // nothing is left locked
+  EXPECT_EQ(run(), "");  // no failed call holds a lock
 }
 
 class CApiBackward : public CApi {
@@ -354,7 +354,7 @@ TEST_F(CApiBackward, ReportsErrors) {
   EXPECT_NE(take(flashlift_attention_prepare_backward(nullptr, nullptr, 0), FLASHLIFT_INVALID_ARGUMENT), "");
   int32_t reads = -1;
   EXPECT_EQ(take(flashlift_attention_reads_residual(attention, nullptr, 0, &reads)), "");
-  EXPECT_EQ(reads, 0);  // no backward pass on a CPU does
+  EXPECT_EQ(reads, 0);  // no backward pass on a CPU reads the residual
   EXPECT_NE(take(flashlift_attention_reads_residual(attention, wanted, 2, &reads), FLASHLIFT_INVALID_ARGUMENT)
                 .find("wanted has 2 entries, expected"),
             std::string::npos);
@@ -370,7 +370,7 @@ TEST_F(CApiBackward, ReportsErrors) {
   EXPECT_EQ(d_v.data, std::vector<float>(64, -1.0f));
 }
 
-// Runs half of the bodies on a thread of its own, and counts them.
+// Runs half of the bodies on a second thread, and counts the bodies.
 struct CountingExecutor {
   static void parallel_for(void* context, int64_t count, void (*body)(void*, int64_t), void* body_context) {
     static_cast<CountingExecutor*>(context)->bodies += count;
@@ -387,7 +387,7 @@ struct CountingExecutor {
 };
 
 TEST_F(CApi, RunsOnALentExecutor) {
-  // Large enough to be worth more than one thread.
+  // Large enough that more than one thread is worthwhile.
   Array<float> large_q{{1, 2, 256, 8}, kF32, 0.0f}, large_v{{1, 2, 256, 8}, kF32, 3.0f};
   Array<float> large_out{{1, 2, 256, 8}, kF32, -1.0f};
   arguments.q = arguments.k = &large_q.tensor;

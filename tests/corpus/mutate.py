@@ -1,4 +1,4 @@
-"""Changes the modules of a folder of cases at random and compares what is fused with what was there, on XLA:CPU.
+"""Changes the modules of a folder of cases at random, and compares fused modules with the changed ones on XLA:CPU.
 
     build/venv/bin/python tests/corpus/mutate.py FOLDER [--seed N] [--count N] [--case NAME]... [--save FOLDER]
 
@@ -160,7 +160,7 @@ def disagreement(want, got):
 
 
 def sensitivity(text, arguments, want):
-    """How far the module's results move when its inputs move by a millionth: a change may divide by nearly 0."""
+    """How far the module's results move if its inputs change by a millionth: a mutation may divide by nearly 0."""
     rng = np.random.default_rng(0)
     moved = [
         (x * (1 + 1e-6 * rng.standard_normal(x.shape))).astype(x.dtype) if x.dtype.kind == "f" else x for x in arguments

@@ -1,4 +1,4 @@
-"""Runs a folder of StableHLO cases through libflashlift_pjrt around real plugins, beside the plugins themselves.
+"""Runs a folder of StableHLO cases through libflashlift_pjrt around real plugins, and through the plugins themselves.
 
     build/venv/bin/python tests/corpus/plugins.py FOLDER [--plugin FILE]... [--client pypjrt|jax]... [--case NAME]...
         [--shard I/N] [--forms FOLDER [--prepare]]
@@ -38,7 +38,7 @@ PLUGINS = {
 CLIENTS = ("pypjrt", "jax")
 PRINT_MODULE = Path(__file__).resolve().parents[2] / "build" / "bin" / "print_module"
 NEWEST = {"libpjrt_cpu.so": "1.17.0"}  # of StableHLO, where a plugin takes newer versions than it says
-TF32 = {"atol": 2.0**-9, "rtol": 0}  # twice its rounding: for results with which there is nothing to compare but XLA's
+TF32 = {"atol": 2.0**-9, "rtol": 0}  # twice its rounding: for results that can be compared only with XLA's
 
 
 def is_cuda(plugin):
@@ -57,7 +57,7 @@ def find_plugins():
 
 
 def newest_of(plugin):
-    """The newest version of StableHLO that a plugin takes."""
+    """The newest version of StableHLO that a plugin accepts."""
     if plugin.name in NEWEST:
         return NEWEST[plugin.name]
     asks = "import sys, pypjrt; print(pypjrt.Plugin(sys.argv[1]).stablehlo_target('max'))"
@@ -73,7 +73,7 @@ def dtype_of(name):
 
 
 def written(path, form):
-    """By Flashlift's own writer."""
+    """The artifact, written by Flashlift's own writer."""
     ran = subprocess.run([PRINT_MODULE, path, f"emit={form}"], capture_output=True)
     if ran.returncode != 0:
         raise RuntimeError(ran.stderr.decode().strip())
@@ -81,7 +81,7 @@ def written(path, form):
 
 
 def artifact(text, like):
-    """By JAX's writer, of the version that another artifact has."""
+    """The artifact, written by JAX's writer in the version that another artifact has."""
     from jax._src.lib import _jax
 
     version = re.match(rb"ML\xefR.StableHLO_v([0-9.]+)\0", like, re.DOTALL)[1].decode()
@@ -89,7 +89,8 @@ def artifact(text, like):
 
 
 def forms_of(case, newest, kept):
-    """Name to program; an Exception where it could not be made. `kept`: the folder that keeps them, or None."""
+    """For each name the program, or the Exception if it could not be made. `kept`: the folder that keeps them, or
+    None."""
     kept = kept and kept / newest / case.name
     if kept and kept.exists():
         return {path.name: path.read_bytes() for path in sorted(kept.iterdir())}
@@ -122,7 +123,7 @@ def forms_of(case, newest, kept):
 
 
 class Pypjrt:
-    """With pypjrt: bytes go down as they are."""
+    """Uses pypjrt, which passes the bytes to the plugin unchanged."""
 
     def __init__(self, library):
         import pypjrt
@@ -139,10 +140,11 @@ class Pypjrt:
 
 
 class Jax:
-    """With JAX, which reads a program and sends it as VHLO of the newest version that it and the plugin have."""
+    """Uses JAX, which reads a program and sends it as VHLO of the newest version that JAX and the plugin both
+    support."""
 
     def __init__(self, library):
-        if is_cuda(Path(library)):  # as pypjrt does; other processes may use the device, too
+        if is_cuda(Path(library)):  # as pypjrt does; other processes may also use the device
             described = Path(tempfile.mkdtemp()) / "plugin.json"
             described.write_text(json.dumps({"library_path": library, "create_options": {"preallocate": False}}))
             library = described
@@ -187,7 +189,7 @@ def work(client, library, jobs, results):
         except Exception:
             found = {"error": np.array(traceback.format_exc().strip().splitlines()[-1])}
         np.savez(Path(results) / f"{i}.npz", **found)
-        # Of the case's own compiles: JAX compiles programs to move its arrays, too.
+        # Reports of the case's own compilations: JAX also compiles programs that move its arrays.
         (Path(results) / f"{i}.jsonl").write_bytes(report.read_bytes()[told_before:])
         print(name, flush=True)
 
@@ -196,7 +198,7 @@ def work(client, library, jobs, results):
 
 
 def arguments_of(case, meta):
-    """The case's own; drawn ones for weights that are not stored with it."""
+    """The case's own arguments; random ones for weights that are not stored with the case."""
     rng = np.random.default_rng(1)
     inputs = np.load(case / "inputs.npz")
     values = []
@@ -210,7 +212,7 @@ def arguments_of(case, meta):
 
 
 def errors(got, want):
-    """Of each element; 0 where both are the same infinity, or where what is wanted is NaN."""
+    """The error of each element; 0 if both are the same infinity, or if the expected value is NaN."""
     with np.errstate(invalid="ignore"):
         return np.where((got == want) | np.isnan(want), 0, np.abs(got - want))
 
@@ -234,7 +236,8 @@ def difference(got, want, tolerance, what):
 
 
 def as_close(got, own, want):
-    """Whether each output is as close to the expected one as the plugin's own, up to a unit in f32's last place."""
+    """Whether each output is as close to the expected one as the plugin's own, except for a unit in f32's last
+    place."""
     for out, unfused, expected in zip(got, own, want, strict=True):
         unit = 2.0**-23 * largest_finite(expected)
         if np.max(errors(out, expected), initial=0) > np.max(errors(unfused, expected), initial=0) + unit:
@@ -243,7 +246,7 @@ def as_close(got, own, want):
 
 
 def run_all(client, library, plugin, jobs, folder):
-    """Puts each job's outputs, and the lines that the wrapper reports of its compiles, into the folder."""
+    """Writes each job's outputs, and the wrapper's reports on its compilations, into the folder."""
     folder.mkdir()
     report = folder / "report.jsonl"
     report.touch()
@@ -256,7 +259,7 @@ def run_all(client, library, plugin, jobs, folder):
 
 
 def fused_of(path, expected):
-    """How many attentions the report's lines of a job say were fused, and why they are not as many as expected."""
+    """The number of fused attentions according to a job's reports, and why it differs from the expected number."""
     lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
     fused = sum(line["fused"] for line in lines)
     reasons = "; ".join(line["reason"] for line in lines if line["reason"]) or "no reason is given"
@@ -276,17 +279,17 @@ def outputs_of(path):
 
 
 def compare(case, meta, complete, coarse, unfused, fused):
-    """coarse: the plugin's own products are of TF32."""
+    """coarse: the plugin's own products use TF32."""
     if isinstance(unfused, str) or isinstance(fused, str):
         if isinstance(unfused, str) and isinstance(fused, str):
-            return None  # the plugin does not take it
+            return None  # the plugin rejects it
         return f"unfused: {unfused if isinstance(unfused, str) else 'runs'}; fused: {fused}"
     types, values, own = [name for name, _ in fused], [value for _, value in fused], [value for _, value in unfused]
     if types != [name for name, _ in unfused]:
         return f"types {types} instead of {[name for name, _ in unfused]}"
     tolerance = {"rtol": 0, **meta["tolerance"]}
     for name in types:
-        if name in ("bfloat16", "float16"):  # two right answers may lie one unit of the output's own type apart
+        if name in ("bfloat16", "float16"):  # two correct results may differ by one unit of the output's type
             tolerance["atol"] = max(tolerance["atol"], float(ml_dtypes.finfo(name).eps))
     if complete:
         with np.load(case / "outputs.npz") as file:
@@ -297,13 +300,13 @@ def compare(case, meta, complete, coarse, unfused, fused):
             return None if nan_agrees and as_close(values, own, wanted) else problem
         if problem:
             return problem
-    # Both may be off by the tolerance.
+    # Each of the two results may be off by the tolerance.
     twice = TF32 if coarse else {"atol": 2 * tolerance["atol"], "rtol": 2 * tolerance["rtol"]}
     return difference(values, own, twice, "the unfused one")
 
 
 def check(client, plugin, cases, folder, kept):
-    """Problems of all cases with a client and a plugin, and how many programs there were."""
+    """The failures of all cases with a client and a plugin, and the number of programs."""
     newest = newest_of(plugin) if client == "pypjrt" else None
     jobs, wanted, problems = [], [], []
     for case in cases:

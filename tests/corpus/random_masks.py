@@ -1,4 +1,4 @@
-"""Attention with random masks, biases, shifts and divisors: what is fused of it must compute what XLA computes.
+"""Attention with random masks, biases, shifts and divisors: fused modules must compute the same as XLA.
 
     build/venv/bin/python tests/corpus/random_masks.py [--seed N] [--first N] [--count N] [--print]
 
@@ -35,7 +35,7 @@ class Draw:
         return self.rng.random() < p
 
     def argument(self, array):
-        """Gives what reads it from the arguments of a call."""
+        """Adds an argument, and returns the function that reads it from the arguments of a call."""
         self.arguments.append(array)
         place = len(self.arguments) - 1
         return lambda given: given[place]
@@ -48,7 +48,7 @@ class Draw:
 
 
 def draw_keep(draw, B, H, S, T):
-    """Which keys are kept: of the arguments, an array that broadcasts to [B, H, S, T]."""
+    """Which keys are kept: a function of the arguments whose result broadcasts to [B, H, S, T]."""
     i, j = np.arange(S)[:, None], np.arange(T)[None]
     kind = draw.one_of(
         (
@@ -133,7 +133,7 @@ def draw_bias(draw, B, H, S, T):
 
 
 def draw_mask(draw, B, H, S, T):
-    """Scores to masked scores."""
+    """A function from scores to masked scores."""
     keep = draw_keep(draw, B, H, S, T)
     if draw.chance(0.15):
         other = draw_keep(draw, B, H, S, T)
@@ -157,7 +157,7 @@ def draw_mask(draw, B, H, S, T):
 
 
 def draw_change(draw, B, H, S, T):
-    """Something else that happens to scores."""
+    """Another change of the scores."""
     kind = draw.one_of(("softcap", "table", "table_alone", "clipped", "scaled", "temperature"))
     draw.say(kind)
     if kind == "softcap":
@@ -172,7 +172,8 @@ def draw_change(draw, B, H, S, T):
         factor = draw.one_of((0.3, 2.0, 1.4426950408889634))
         return lambda s, given: s * factor
     table = draw.normal(16)
-    # Odd eighths lie between the scores that sums of other orders give, and those of functions that saturate.
+    # Odd eighths lie between the scores that other orders of summation give, and between those of functions that
+    # saturate.
     index = lambda s: jnp.clip((2 * s + 0.37).astype(jnp.int32) + 8, 0, 15)
     if kind == "table":
         return lambda s, given: s + jnp.take(table(given), index(s))
@@ -180,7 +181,7 @@ def draw_change(draw, B, H, S, T):
 
 
 def draw_scores(draw, B, H, S, T, D):
-    """The scores before anything is masked. They are multiples of 1/64 where a table may read them."""
+    """The scores before any mask. They are multiples of 1/64 if a table may read them."""
     size = draw.one_of((1.0, 1.0, 1.0, 1.0, 6.0, 150.0, 1e4))
     draw.say(f"size {size:g}")
     steps = 4
@@ -231,7 +232,8 @@ GUARDS = {
 
 
 def draw_softmax(draw, B, H, S, T):
-    """Masked scores, and those before, to probabilities; and what divides the output after the second product."""
+    """A function from the masked scores, and the scores before the mask, to probabilities; and the divisor of the
+    output after the second product."""
     if draw.chance(0.3):
         draw.say("softmax")
         return lambda s, raw, given: (jax.nn.softmax(s, -1), None)
@@ -265,9 +267,10 @@ def draw_softmax(draw, B, H, S, T):
         )
     )
     if where == "logarithm" and maximum in MAY_BE_FAR_BELOW:
-        where = "divided"  # the logarithm of an infinite sum makes 0 of a row, which is no sign of an overflow
+        where = "divided"  # the logarithm of an infinite sum makes 0 of a row, so that nothing shows the overflow
     draw.say(f"maximum {maximum}, guard {guard} {eps:g}, {again} {where}")
-    # What is not the maximum of the summed terms lets exponentials vanish or overflow, and the sum with them.
+    # If the subtracted number is not the maximum of the summed terms, the exponentials, and with them their sum, can
+    # vanish or overflow.
     draw.overflows |= maximum not in ("own", "stopped", "finite", "from_lowest") or bool(again)
 
     def probabilities(s, raw, given):
@@ -335,7 +338,8 @@ def draw_module(rng):
         function=function,
         arguments=draw.arguments,
         words=", ".join(draw.words),
-        # A row without keys is NaN, and so is each gradient that it touches; fused, it gives none.
+        # The module gives NaN for a row without keys, and for each gradient that depends on it. The fused form gives no
+        # NaN.
         may_overflow=draw.overflows or gradients,
         has_gradients=gradients,
     )

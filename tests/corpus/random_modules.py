@@ -1,4 +1,4 @@
-"""Draws JAX functions at random, fuses them, and compares what the fused ones compute with XLA's own results.
+"""Draws JAX functions at random, fuses them, and compares their results with those of XLA.
 
 random_masks.py draws masks, guards and divisors, random_numbers.py narrow numbers and empty rows, random_steps.py what
 training does to probabilities. soak.py draws all of them. A file that draws a kind of its own defines
@@ -22,18 +22,19 @@ from jax._src.interpreters import mlir as jax_mlir
 from jax._src.lib import xla_client
 from jax._src.lib.mlir import ir
 
-TOLERANCE = 1e-4  # of the largest number of a result, where the module itself is no more sensitive than that
-# Four f32 roundings, as flashlift.testing allows of what a number is summed from: where one probability fills a row,
-# its gradient is the difference of two equal numbers. A module that differentiates its maximum, too, cancels even that.
+TOLERANCE = 1e-4  # of a result's largest number, unless the module itself is more sensitive than that
+# Four f32 roundings, which flashlift.testing allows relative to the summed terms: where one probability fills a row,
+# its gradient is the difference of two equal numbers. If a module also differentiates its maximum, even that difference
+# cancels.
 ROUNDINGS = 4 * 2.0**-24
-BATCH = 12  # functions in one module: compiling costs the least for each then
+BATCH = 12  # functions in one module: with this number, compilation per function is fastest
 
 
 @dataclass
 class Drawn:
-    function: Callable  # of the arguments, gives an array or a tuple of them
+    function: Callable  # takes the arguments, returns an array or a tuple of arrays
     arguments: list
-    words: str  # what was drawn, for people
+    words: str  # describes what was drawn
     tolerance: float = TOLERANCE
     may_overflow: bool = False  # the original may give NaN or infinity where a fused softmax gives a number
     has_gradients: bool = False  # the function's results and then its gradients, as with_gradients gives them
@@ -62,7 +63,7 @@ def cotangent(x):
 
 
 def with_gradients(function, floats):
-    """The function's results and its gradients by the arguments that hold floats, the first `floats` of these."""
+    """The function's results, and its gradients with respect to the first `floats` arguments that hold floats."""
 
     def both(*arguments):
         places = [i for i, x in enumerate(arguments) if jnp.issubdtype(x.dtype, jnp.floating)][:floats]
@@ -80,7 +81,7 @@ def with_gradients(function, floats):
 
 
 def compile_and_run(text, arguments, overrides=()):
-    """Results of a module's text on XLA:CPU; compiled fast, for it runs a few times only."""
+    """The results of a module's text on XLA:CPU; compiled quickly, because it runs only a few times."""
     device = jax.devices("cpu")[0]
     options = xla_client.CompileOptions()
     options.executable_build_options.debug_options.xla_backend_optimization_level = 1
@@ -101,8 +102,8 @@ def compile_and_run(text, arguments, overrides=()):
 
 
 def disagreement(want, got, size=1.0):
-    """The largest error over the largest number, or one so small that four roundings of what was summed are all that is
-    tolerated; how many numbers are finite in `got` alone."""
+    """The largest error, divided by the largest number, or by the number whose tolerance is four roundings of the
+    summed terms if that is larger; and the count of numbers that are finite only in `got`."""
     finite, mine = np.isfinite(want), np.isfinite(got)
     if not np.all(mine[finite]):
         return np.inf, 0
@@ -123,8 +124,8 @@ def moved(arguments):
 
 
 def sizes_of_results(drawn, arguments):
-    """For each result, the size of what it is a sum of: of gradients by queries (the first) the keys, and of those by
-    keys the queries, whatever they come to."""
+    """For each result, the size of the terms that it sums: for gradients with respect to the queries (the first
+    argument) the keys' size, and for those with respect to the keys the queries' size, however small the sum is."""
     shapes = jax.eval_shape(drawn.function, *arguments)
     if not drawn.has_gradients:
         return [1.0] * len(jax.tree.leaves(shapes))
@@ -134,12 +135,13 @@ def sizes_of_results(drawn, arguments):
 
 
 def is_as_exact(drawn, result, want, got):
-    """Whether `got` is right in double precision where `want` is not, or no further from that than `want` is."""
+    """Whether `got` is right in double precision and `want` is not, or `got` is no further from the right result than
+    `want`."""
     with jax.enable_x64(True):
         wide = [jnp.asarray(x, np.float64 if np.issubdtype(x.dtype, np.floating) else x.dtype) for x in drawn.arguments]
         exact = np.array(jax.tree.leaves(jax.jit(drawn.function)(*wide))[result], np.float64)
-    exact[~np.isfinite(want)] = np.nan  # where f32 overflows, doubles may, too, further on the way
-    own = disagreement(exact, want)[0]  # large where doubles keep what f32 loses: then it says nothing
+    exact[~np.isfinite(want)] = np.nan  # where f32 overflows, doubles may overflow too, at a later step
+    own = disagreement(exact, want)[0]  # large where doubles keep what f32 loses: then the comparison proves nothing
     return disagreement(exact, got)[0] <= drawn.tolerance or disagreement(want, got)[0] <= 4 * own <= 0.4
 
 
@@ -148,7 +150,7 @@ def lowered(function, arguments):
 
 
 def form_of(number, drawn):
-    """Each third module without gradients as composites, which XLA runs by their decompositions."""
+    """Every third module without gradients uses composites, which XLA runs by their decompositions."""
     return "composite" if number % 3 == 2 and not drawn.has_gradients else "custom_call"
 
 
@@ -157,7 +159,7 @@ def fused(text, form):
 
 
 def is_fused(drawn, form, summary):
-    """Whether anything of a function alone is fused: what is not need not be compiled."""
+    """Whether any attention of a function alone is fused: otherwise it need not be compiled."""
     result = fused(lowered(drawn.function, [jnp.asarray(x) for x in drawn.arguments]), form)
     summary.modules += 1
     summary.attentions += len(result.candidates)
@@ -166,9 +168,9 @@ def is_fused(drawn, form, summary):
 
 
 def check(batch, form, summary):
-    """Compares several drawn functions, as one module. Gives what is wrong, as (place in the batch, words)."""
+    """Compares several drawn functions as one module. Returns the errors, as (position in the batch, words)."""
     taken = list(itertools.accumulate((len(drawn.arguments) for drawn in batch), initial=0))
-    results = []  # how many each function has
+    results = []  # the number of results of each function
 
     def together(*arguments):
         all_results = []
@@ -213,8 +215,9 @@ def draw_number(draw, seed, number):
 
 
 def is_as_written(drawn, form):
-    """Whether the fused module's results are those of the original as it is written. XLA's simplifier changes that: it
-    makes a select of a product with 0 or 1, which clears NaN, and one constant of two, which may overflow."""
+    """Whether the fused module's results equal those of the original as it is written. XLA's simplifier changes the
+    original: it turns a product with 0 or 1 into a select, which clears NaN, and combines two constants into one, which
+    may overflow."""
     arguments = [jnp.asarray(x) for x in drawn.arguments]
     text = lowered(drawn.function, arguments)
     want, _ = compile_and_run(text, arguments, [("xla_disable_hlo_passes", "algsimp")])
@@ -224,7 +227,7 @@ def is_as_written(drawn, form):
 
 
 def compare(batch, report, summary):
-    """Compares functions, as (number, drawn); those that are fused in the same form in one module."""
+    """Compares functions, as (number, drawn). Those that are fused in the same form share a module."""
     for form in ("custom_call", "composite"):
         some = [(number, drawn) for number, drawn in batch if form_of(number, drawn) == form]
         if not some:
@@ -232,7 +235,7 @@ def compare(batch, report, summary):
         functions = [drawn for _, drawn in some]
         try:
             wrong = check(functions, form, summary)
-        except Exception:  # one of them cannot be compiled, fused or run: which
+        except Exception:  # one of them cannot be compiled, fused or run: find which
             wrong = []
             for place, drawn in enumerate(functions):
                 try:
@@ -247,7 +250,7 @@ def compare(batch, report, summary):
 
 
 def check_numbers(draw, seed, numbers, report):
-    """Draws and compares the modules of these numbers; `report(number, drawn, words)` hears of each that disagrees."""
+    """Draws and compares the modules of these numbers; calls `report(number, drawn, words)` for each that disagrees."""
     summary = Summary()
     batch = []
     for number in numbers:

@@ -1,4 +1,4 @@
-"""Attention with narrow numbers and empty rows: what is fused of it must compute what XLA computes.
+"""Attention with narrow numbers and empty rows: fused modules must compute the same as XLA.
 
     build/venv/bin/python tests/corpus/random_numbers.py [--seed N] [--first N] [--count N] [--print]
 
@@ -23,7 +23,7 @@ LOWEST = float(np.finfo(np.float32).min)
 
 
 def both(operation):
-    """Of operands that are broadcast first, as jax.lax wants them."""
+    """Broadcasts the operands first, as jax.lax requires."""
     return lambda x, y: operation(*jnp.broadcast_arrays(x, y))
 
 
@@ -67,7 +67,7 @@ def constant(draw, dtype):
 
 
 def draw_integer(draw, dtype, S, T, depth):
-    """Of nothing: a formula of integers that broadcasts to [S, T]."""
+    """A function without arguments: a formula of integers that broadcasts to [S, T]."""
     kind = (
         "position"
         if depth == 0
@@ -99,7 +99,7 @@ def draw_integer(draw, dtype, S, T, depth):
 
 
 def draw_float(draw, dtype, S, T, depth):
-    """Of nothing: a formula of floats that broadcasts to [S, T]."""
+    """A function without arguments: a formula of floats that broadcasts to [S, T]."""
     kind = "position" if depth == 0 else draw.one_of(("operation", "operation", "converted", "integer", "position"))
     if kind == "position":
         size, at = draw.one_of(((T, (None, slice(None))), (S, (slice(None), None))))
@@ -133,7 +133,8 @@ def draw_float(draw, dtype, S, T, depth):
 
 
 def draw_condition(draw, S, T):
-    """Of nothing: booleans that broadcast to [S, T]. Floats are compared between their numbers."""
+    """A function without arguments: booleans that broadcast to [S, T]. Floats are compared with numbers between their
+    values."""
     if draw.chance(0.7):
         dtype = draw.one_of(INTEGERS)
         draw.say(dtype)
@@ -156,7 +157,7 @@ def draw_bias(draw, S, T):
 
 
 def round_trip(draw, odds=0.15):
-    """What changes nothing, or rounds to 16 bits and back."""
+    """An operation that changes nothing, or rounds to 16 bits and back."""
     if not draw.chance(odds):
         return lambda x: x
     dtype = draw.one_of(HALVES)
@@ -165,11 +166,11 @@ def round_trip(draw, odds=0.15):
 
 
 def draw_softmax(draw):
-    """Scores to probabilities and the log-sum-exp."""
+    """A function from scores to probabilities and the log-sum-exp."""
     kind = draw.one_of(("jax", "jax", "log_sum_exp", "written", "safe", "from_lowest", "zeroed", "base"))
     start = draw.one_of((-np.inf, LOWEST, -1e30, -1e4, 0.0))
     draw.say(f"softmax {kind} {start:g}")
-    draw.overflows |= kind == "from_lowest"  # where all of a row lies below the start, its exponentials vanish
+    draw.overflows |= kind == "from_lowest"  # if all scores of a row lie below the start, its exponentials vanish
 
     def softmax(s):
         if kind == "jax":
@@ -193,7 +194,7 @@ def draw_softmax(draw):
 
 
 def draw_readers(draw):
-    """What the module gives of output and log-sum-exp."""
+    """The results of the module, computed from output and log-sum-exp."""
     kind = draw.one_of(("output", "output", "both", "merged", "merged_safely", "smoothed"))
     draw.say(kind)
 
@@ -288,7 +289,8 @@ def draw_module(rng):
         arguments=draw.arguments,
         words=", ".join(draw.words),
         tolerance=3e-2 if half else random_modules.TOLERANCE,
-        # A row without keys is NaN, and so is each gradient that it touches; fused, it gives none.
+        # The module gives NaN for a row without keys, and for each gradient that depends on it. The fused form gives no
+        # NaN.
         may_overflow=draw.overflows or gradients,
         has_gradients=gradients,
     )

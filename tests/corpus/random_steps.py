@@ -1,4 +1,4 @@
-"""What training does to scores and probabilities: what is fused of it must compute what XLA computes.
+"""Operations of training on scores and probabilities: fused modules must compute the same as XLA.
 
     build/venv/bin/python tests/corpus/random_steps.py [--seed N] [--first N] [--count N] [--print]
 
@@ -26,7 +26,7 @@ POLICIES = {
 
 
 def uniform(key, shape):
-    """Numbers from 0 to 1, of far fewer operations than JAX's own."""
+    """Numbers from 0 to 1, with far fewer operations than JAX's own generator."""
     x = jax.lax.iota(jnp.uint32, int(np.prod(shape))).reshape(shape) * jnp.uint32(2654435761) + key[0]
     for _ in range(2):
         x = (x ^ (x >> 15)) * jnp.uint32(2246822519) + key[1]
@@ -34,7 +34,7 @@ def uniform(key, shape):
 
 
 def draw_bits(draw, key, shape):
-    """Of the arguments: which probabilities dropout keeps, and the share of these."""
+    """A function of the arguments: the probabilities that dropout keeps, and their share."""
     rate = draw.one_of((0.1, 0.25, 0.5))
     shape = draw.one_of(
         (shape, (1, 1, *shape[2:]), (*shape[:2], 1, shape[3]), (1, shape[1], 1, 1)), [0.7, 0.15, 0.1, 0.05]
@@ -72,7 +72,7 @@ def draw_dropout(draw, key, shape):
 
 
 def draw_mask(draw, B, H, S, T):
-    """Scores to masked ones, and the condition."""
+    """A function from scores to masked scores, and the condition."""
     kind = draw.one_of(("none", "causal", "strict", "drawn", "drawn"))
     place = lambda given: jnp.arange(S)[:, None] - jnp.arange(T)[None]
     keeps = {
@@ -112,7 +112,7 @@ HOLDS = {
 
 
 def draw_hold(draw):
-    """Something that stands between the products and changes nothing, or a little."""
+    """An operation between the products that changes nothing, or little."""
     name = draw.one_of(list(HOLDS), [0.7, 0.12, 0.05, 0.02, 0.01, 0.05, 0.05])
     if name != "nothing":
         draw.say(name)
@@ -139,7 +139,7 @@ def draw_softmax(draw):
 
 
 def draw_afterwards(draw, keep, shape):
-    """Probabilities to what multiplies the values."""
+    """A function from probabilities to the factor of the values."""
     kinds = (
         "masked",
         "masked_product",
@@ -260,7 +260,8 @@ def draw_module(rng):
         function=whole,
         arguments=draw.arguments,
         words=", ".join(draw.words),
-        # A row without keys is NaN, and so is each gradient that it touches; fused, it gives none.
+        # The module gives NaN for a row without keys, and for each gradient that depends on it. The fused form gives no
+        # NaN.
         may_overflow=gradients,
         has_gradients=gradients,
     )

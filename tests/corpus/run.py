@@ -36,7 +36,7 @@ PASSES = ["inline", "inline_composites", "remove_dead_code", "merge_equal", "rem
 
 
 def generic_text(text):
-    """A module as JAX's own MLIR prints it in generic form: equal texts are equal modules."""
+    """A module as JAX's own MLIR prints it in generic form: equal texts mean equal modules."""
     with jax_mlir.make_ir_context():
         module = ir.Module.parse(text)
         return module.operation.get_asm(print_generic_op_form=True)
@@ -59,7 +59,7 @@ def run_on_cpu(text, arguments):
 
 
 def difference(outputs, case, meta):
-    """What is wrong with the outputs; None if nothing is."""
+    """Describes the error in the outputs; None if there is none."""
     expected = np.load(case / "outputs.npz")
     for i, out in enumerate(outputs):
         want, got = expected[f"out{i}"].astype(np.float64), out.astype(np.float64)
@@ -68,7 +68,7 @@ def difference(outputs, case, meta):
         with np.errstate(invalid="ignore"):
             error = np.where((want == got) | np.isnan(want), 0, np.abs(got - want))
         largest = np.max(np.abs(want), initial=0, where=np.isfinite(want))
-        # Two right answers may lie one unit of the output's own type apart, whatever the case allows.
+        # Two correct results may differ by one unit of the output's own type, whatever tolerance the case sets.
         atol = max(meta["tolerance"]["atol"], float(ml_dtypes.finfo(out.dtype).eps) if out.dtype.itemsize == 2 else 0)
         bound = atol * max(1, largest) + meta["tolerance"]["rtol"] * np.abs(np.nan_to_num(want))
         if not np.all(error <= bound):
@@ -77,7 +77,7 @@ def difference(outputs, case, meta):
 
 
 def load_arguments(case, meta):
-    """None if weights are not stored with the case."""
+    """None if the weights are not stored with the case."""
     inputs = np.load(case / "inputs.npz")
     if any(f"arg{i}" not in inputs for i in range(len(meta["args"]))):
         return None
@@ -115,7 +115,8 @@ def check_fusing(path, meta, mode):
     allowed = {expect["attentions"]}
     if gradients:
         allowed = {expect["attentions"] + expect.get("recomputed_forwards", 0)}
-    # Otherwise they need the probabilities that a fused forward does not keep, and such a module may stay as it is.
+    # Otherwise the gradients need the probabilities, which a fused forward pass does not keep; such a module may stay
+    # unfused.
     elif expect["direction"] == "forward+backward" or expect.get("optional"):
         allowed.add(0)
     if result.fused_count not in allowed or any(not candidate.reason for candidate in result.candidates):
@@ -132,7 +133,7 @@ def check(path, mode, print_module):
         if mode == "read":
             return check_reading(path, meta, print_module)
         return check_fusing(path, meta, mode)
-    except Exception as error:  # every case is reported, whatever breaks in one
+    except Exception as error:  # every case is reported, whatever fails in one
         return f"{type(error).__name__}: {error}"
 
 

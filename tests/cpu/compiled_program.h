@@ -12,7 +12,7 @@
 
 namespace flashlift::cpu {
 
-// A problem of these programs, big enough that any coordinate is valid.
+// A problem with these programs, large enough that all coordinates are valid.
 inline Problem problem_of_programs(const std::string& text) {
   const Result<Problem> problem = parse_problem("attn b1 h1 s1 d1 " + text);
   EXPECT_TRUE(problem.ok()) << text << ": " << problem.error().message;
@@ -28,7 +28,7 @@ class CompiledProgram {
     bind(captures);
   }
 
-  // Reads these tensors from now on.
+  // Sets the tensors that later runs read.
   void bind(const std::vector<TensorView>& captures) {
     captures_.clear();
     for (const TensorView& tensor : captures) {

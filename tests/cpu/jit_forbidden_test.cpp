@@ -1,4 +1,4 @@
-// Compiling where memory cannot be made executable, as in a service that systemd starts with MemoryDenyWriteExecute.
+// Compilation in a process that may not make memory executable, such as a systemd service with MemoryDenyWriteExecute.
 #include <gtest/gtest.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>

@@ -1,4 +1,5 @@
-// Loads of every dtype, with indices that run up, down, anywhere and out of range, over any stride.
+// Loads of every dtype, with any strides, and with indices that increase, decrease, vary at random and are out of
+// range.
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -48,7 +49,7 @@ TEST_P(JitLoads, AgreeWithTheInterpreter) {
     }
     for (const int64_t size : {1, 7, 16, 33, 80}) {
       for (const int64_t stride : {1, 2, -1, 0}) {
-        // Exactly the elements, so that a read past them shows.
+        // The memory holds exactly the elements, so that AddressSanitizer reports a read past them.
         const int64_t extent = std::abs(stride) * (size - 1) + 1;
         std::vector<std::byte> memory(static_cast<size_t>(2 * extent) * size_in_bytes(dtype));
         TensorView all{memory.data(), dtype, 1, {2 * extent}, {1}};
@@ -79,7 +80,7 @@ TEST_P(JitLoads, AgreeWithTheInterpreter) {
   }
 }
 
-// Uniform in a row, and one for each key; tensors that rise, and any others.
+// A search for one value per row, and for one value per key; in sorted tensors, and in unsorted ones.
 TEST(JitSearch, AgreesWithTheInterpreter) {
   testing::Random random(5);
   const std::vector<RowCoordinates> rows = {{0, 0, -3}, {0, 0, 0}, {0, 1, 4}, {0, 0, 500}};

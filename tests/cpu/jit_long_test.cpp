@@ -1,4 +1,4 @@
-// Programs of thousands of operations, which come from unrolled loops or from an enemy.
+// Programs of thousands of operations, from unrolled loops or from malicious input.
 #include <gtest/gtest.h>
 #include <pthread.h>
 
@@ -8,8 +8,8 @@
 namespace flashlift::cpu {
 namespace {
 
-// tanh of the score, to whose last result an operation is applied until there are `count` operations. `operands` are
-// those besides the last result.
+// Starts with tanh of the score, and applies an operation to the last result until there are `count` operations.
+// `operands` are the operation's other operands.
 std::string chain(const std::string& operation, const std::string& operands, int count) {
   std::string text = "score_mod() { %0 = tanh score";
   for (int i = 1; i < count; ++i) {
@@ -18,7 +18,7 @@ std::string chain(const std::string& operation, const std::string& operands, int
   return text + "; return %" + std::to_string(count - 1) + " }";
 }
 
-// LLVM does not optimise the long one.
+// LLVM does not optimise the long program.
 TEST(JitLongPrograms, GiveTheBitsOfShortOnes) {
   constexpr int kCount = 600;
   std::vector<float> inputs;
@@ -36,7 +36,7 @@ TEST(JitLongPrograms, GiveTheBitsOfShortOnes) {
   EXPECT_EQ(program.run(inputs, {{0, 0, 0}}, columns), expected);
 }
 
-// LLVM recurses along the chain, deeper than the caller's stack is.
+// LLVM's recursion along the chain is deeper than the caller's stack allows.
 TEST(JitLongPrograms, CompileOnSmallStacks) {
   const Problem problem = problem_of_programs(chain("max", ", score", 800));
   const auto compile = [](void* of) -> void* {

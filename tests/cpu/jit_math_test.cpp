@@ -1,4 +1,4 @@
-// The elementary functions over a dense sample of all floats, against double precision.
+// The elementary functions at a dense sample of all floats, compared with double precision.
 #include <gtest/gtest.h>
 
 #include <bit>
@@ -13,7 +13,7 @@
 namespace flashlift::cpu {
 namespace {
 
-// The functions of one f32 that are not rounded correctly.
+// The functions of one f32 that do not round correctly.
 std::vector<Op> functions() {
   std::vector<Op> list;
 #define FLASHLIFT_FUNCTION(name, ...) list.push_back(Op::k_##name);
@@ -33,12 +33,13 @@ class JitMath : public ::testing::TestWithParam<Op> {};
 TEST_P(JitMath, StaysWithinItsBound) {
   const Op op = GetParam();
   const char* const name = info(op).name;
-  // A prime step through the bit patterns visits every binade of both signs thousands of times.
+  // The step through the bit patterns is a prime number, so that every binade of both signs is sampled thousands of
+  // times.
   std::vector<float> inputs;
   for (uint64_t bits = 0; bits < (uint64_t{1} << 32); bits += 4999) {
     inputs.push_back(std::bit_cast<float>(static_cast<uint32_t>(bits)));
   }
-  // And the range where results are neither 0, 1 nor infinite.
+  // Also the range where results are neither 0, 1 nor infinite.
   for (int i = -400000; i <= 400000; ++i) {
     inputs.push_back(static_cast<float>(i) * 2.7e-4f);
   }
@@ -52,7 +53,7 @@ TEST_P(JitMath, StaysWithinItsBound) {
       const double want = reference(op, inputs[i]);
       const float nearest = static_cast<float>(want);
       if (std::isnan(want) || std::isinf(nearest) || nearest == 0) {
-        // A zero that the smallest subnormal number stands for is off by one unit.
+        // A zero in place of the smallest subnormal number is off by one unit.
         const bool same = std::isnan(want)      ? std::isnan(got[i])
                           : std::isinf(nearest) ? got[i] == nearest
                                                 : std::abs(got[i]) < 2.9e-45f;

@@ -1,5 +1,5 @@
-// Every operation, on every type it takes, over all combinations of edge values, as vectors and as scalars, against
-// the meaning that score/scalar.h gives it.
+// Every operation with every operand type and all combinations of edge values, as vectors and as scalars, compared with
+// score/scalar.h.
 #include <gtest/gtest.h>
 
 #include <bit>
@@ -127,7 +127,7 @@ struct OpCase {
   Type result;
 };
 
-// All cases that the type rules admit.
+// All cases that the type rules allow.
 std::vector<OpCase> all_cases() {
   std::vector<OpCase> cases;
   const std::vector<Type> types = {Type::kI1, Type::kI32, Type::kI64, Type::kF32};
@@ -151,7 +151,7 @@ std::vector<OpCase> all_cases() {
   return cases;
 }
 
-// The operands' combinations, one column per operand.
+// All combinations of the operands' values, one column per operand.
 std::vector<std::vector<Scalar<float>>> combinations(const std::vector<Type>& types) {
   std::vector<std::vector<Scalar<float>>> columns(types.size());
   std::vector<std::vector<Scalar<float>>> edges;
@@ -160,7 +160,7 @@ std::vector<std::vector<Scalar<float>>> combinations(const std::vector<Type>& ty
     edges.push_back(edge_values(type));
     count *= edges.back().size();
   }
-  // A third operand would square the number of pairs: its values run along with the second's.
+  // All values of a third operand would square the number of pairs: its values change together with the second's.
   for (size_t i = 0; i < count; ++i) {
     size_t rest = i;
     for (size_t o = 0; o < types.size(); ++o) {
@@ -183,7 +183,7 @@ std::string program_text(const OpCase& c, const char* index, size_t count) {
     arguments += (o > 0 ? ", %" : " %") + std::to_string(o);
   }
   body += "%10 = " + std::string(info(c.op).name) + arguments + "; ";
-  // 16 bits of the result at a time, which an f32 holds exactly; b says which.
+  // Returns 16 bits of the result at a time, which an f32 holds exactly; b selects which.
   switch (c.result) {
     case Type::kF32:
       body += "%11 = bitcast_i32 %10; ";
@@ -205,7 +205,7 @@ std::string program_text(const OpCase& c, const char* index, size_t count) {
   return "score_mod(" + parameters + ") { " + body + "%16 = to_f32 %15; return %16 }";
 }
 
-// The distance in units of the last place; 0 for equal values and for two NaN.
+// The distance in units of the last place; 0 for equal values and for two NaNs.
 double ulps(float got, double want) {
   if (std::isnan(want) || std::isnan(got)) {
     return std::isnan(want) && std::isnan(got) ? 0 : INFINITY;

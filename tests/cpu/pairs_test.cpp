@@ -1,4 +1,4 @@
-// The bf16 pair kernels: those of this processor, and the same code over emulated instructions.
+// The bf16 pair kernels: those of this processor, and the same code with emulated instructions.
 #include "cpu/tile/pairs.h"
 
 #include <gtest/gtest.h>
@@ -84,7 +84,7 @@ TEST_P(Pairs, MultipliesPackedColumnsAndRowsOfAnySize) {
         std::vector<Bf16> rows_of_a(static_cast<size_t>(rows * stride));
         pairs_.convert_rows({a.data(), DType::kBF16, depth, 1}, rows, depth, 0.5f, rows_of_a.data(), stride);
         for (const int layout : {0, 1, 2, 3}) {
-          // As V is read, as a transposed V, as K is read, as a transposed K.
+          // The four layouts: V, a transposed V, K, a transposed K.
           std::vector<Bf16> panel(static_cast<size_t>(stride * width), 0x7fc0);  // NaN where nothing is written
           if (layout < 2) {
             const MatrixView view = layout == 0 ? MatrixView{b.data(), DType::kBF16, columns, 1}
@@ -165,7 +165,7 @@ TEST_P(Pairs, SoftmaxIsTheOneOfF32Rounded) {
   }
 }
 
-// The forward pass as a whole: random problems, with bf16 operands.
+// The whole forward pass: random problems with bf16 operands.
 TEST_P(Pairs, RandomProblemsAgreeWithTheOracle) {
   const Parallel serial{1, [](int64_t count, const std::function<void(int64_t)>& body) {
                           for (int64_t i = 0; i < count; ++i) {
@@ -178,7 +178,7 @@ TEST_P(Pairs, RandomProblemsAgreeWithTheOracle) {
     problem.dtype = DType::kBF16;
     const Result<Forward> forward = Forward::compile(problem, kernels_);
     ASSERT_TRUE(forward.ok()) << forward.error().message;
-    ASSERT_EQ(forward->pairs() == nullptr, problem.drops_keys());  // dropout works on probabilities in f32
+    ASSERT_EQ(forward->pairs() == nullptr, problem.drops_keys());  // dropout needs probabilities in f32
     testing::OwnedArguments arguments = testing::strided_arguments(problem, random);
     ASSERT_TRUE(forward->run(arguments.views, serial).ok());
     const Result<problem::Judgement> report = problem::check_output(problem, arguments.views);
@@ -187,8 +187,8 @@ TEST_P(Pairs, RandomProblemsAgreeWithTheOracle) {
   }
 }
 
-// The backward pass likewise, for d_out of both dtypes that an output in f32 meets: any f32 numbers, and those that a
-// computation in bf16 gave.
+// The whole backward pass, for the two kinds of d_out of an output in f32: any f32 numbers, and numbers from a
+// computation in bf16.
 TEST_P(Pairs, GradientsOfRandomProblemsAgreeWithTheOracle) {
   const Parallel serial{1, [](int64_t count, const std::function<void(int64_t)>& body) {
                           for (int64_t i = 0; i < count; ++i) {
@@ -201,7 +201,7 @@ TEST_P(Pairs, GradientsOfRandomProblemsAgreeWithTheOracle) {
     problem.dtype = DType::kBF16;
     problem.dropout = 0;
     problem.keep_mask = false;
-    problem.q_len = std::max<int64_t>(problem.q_len, 64);  // fewer have products in f32
+    problem.q_len = std::max<int64_t>(problem.q_len, 64);  // with fewer rows, products are in f32
     problem.normalize = true;
     problem.page_size = 0;
     const Result<Forward> forward = Forward::compile(problem, kernels_);
@@ -233,8 +233,9 @@ TEST_P(Pairs, GradientsOfRandomProblemsAgreeWithTheOracle) {
   }
 }
 
-// Gradients whose terms cancel down to nothing: d_q of values that are all alike, and that of a number which moves all
-// scores of a row. <d_out, out> must then be what the scores' gradients sum to, not what the forward pass rounded.
+// Gradients whose terms cancel to zero: d_q where all values are alike, and the gradient of a number that is added to
+// all scores of a row. <d_out, out> must then equal the sum of the scores' gradients, and not what the forward pass
+// rounded.
 TEST_P(Pairs, GradientsThatCancelVanish) {
   const Parallel serial{1, [](int64_t count, const std::function<void(int64_t)>& body) {
                           for (int64_t i = 0; i < count; ++i) {
@@ -271,8 +272,8 @@ TEST_P(Pairs, GradientsThatCancelVanish) {
   }
 }
 
-// Rounding the probabilities must not change the weight that a row gives its values in all: an output in f32 shows the
-// values' mean to f32's precision, with sinks as well as without, and split into parts or not.
+// Rounded probabilities must not change the total weight of a row's values: an output in f32 shows the mean of the
+// values to f32's precision, with and without sinks, and whether or not the keys are split.
 TEST_P(Pairs, AMeanOfTheValuesIsExact) {
   const Parallel serial{1, [](int64_t count, const std::function<void(int64_t)>& body) {
                           for (int64_t i = 0; i < count; ++i) {
@@ -307,7 +308,7 @@ TEST_P(Pairs, AMeanOfTheValuesIsExact) {
   }
 }
 
-// A value behind the mask may be anything.
+// A masked value may be anything, including infinite.
 TEST_P(Pairs, MaskedInfiniteValuesTakeNoPart) {
   const Result<Problem> problem = parse_problem("attn b1 h2 s150 d24 bf16 causal");
   ASSERT_TRUE(problem.ok());

@@ -1,4 +1,4 @@
-// What a task's rows need of each block of keys, against enumeration.
+// The parts of each block of keys that a task's rows need, compared with enumeration.
 #include "cpu/forward_parts.h"
 
 #include <gtest/gtest.h>
@@ -11,7 +11,7 @@
 namespace flashlift::cpu {
 namespace {
 
-// A call of a problem with its parts found, or known, as run_task() has them.
+// A call of a problem; its parts are computed, or taken from the shared ones, as run_task() does.
 class Call {
  public:
   explicit Call(const std::string& text, int concurrency = 2)
@@ -57,7 +57,7 @@ class Call {
 
 using Mask = std::function<bool(int64_t h, int64_t q, int64_t kv)>;
 
-// Returns the scores in all parts over those that are kept.
+// Returns the number of scores in all parts, divided by the number of kept scores.
 double check(const std::string& text, const Mask& kept) {
   Call call(text);
   const int64_t kv_tile = ForwardConfig{}.kv_tile;
@@ -100,7 +100,7 @@ TEST(Parts, CoverWhatIsKeptOnceAndLittleElse) {
   EXPECT_LT(check("attn h2 sq500 skv700 d16 window=100,3",
                   [](int64_t, int64_t q, int64_t kv) { return q - 100 <= kv && kv <= q + 3; }),
             1.5);
-  // Several heads in a tile.
+  // Several heads in one tile.
   check("attn hq6 hkv2 s70 d16 causal", [](int64_t, int64_t q, int64_t kv) { return kv <= q; });
   // Rows and blocks without keys.
   check("attn h2 s600 d16 mask_mod() { %0 = lt q, 100; %1 = ge kv, 300; %2 = and %0, %1; return %2 }",
@@ -116,7 +116,7 @@ TEST(Parts, AreFoundOnceForAllHeads) {
   for (int64_t i = 0; i < tasks; ++i) {
     ASSERT_NE(call.shared(i), nullptr);
     const std::vector<Part> own = call.parts(i, nullptr);
-    EXPECT_TRUE(std::ranges::equal(call.parts(i, call.shared(i)), own));  // the first of its rows fills the list
+    EXPECT_TRUE(std::ranges::equal(call.parts(i, call.shared(i)), own));  // the first of the rows fills the list
     const std::span<const Part> known = call.shared(i)->ready(call.partition().task(i).rows());
     EXPECT_TRUE(std::ranges::equal(known, own));
     EXPECT_TRUE(call.shared(i)->ready(1).empty());
@@ -127,7 +127,7 @@ TEST(Parts, AreNotSharedWhereHeadsOrBatchesDiffer) {
   EXPECT_EQ(Call("attn h2 s200 d16 mask_mod() { %0 = mul h, 90; %1 = ge kv, %0; return %1 }").shared(0), nullptr);
   EXPECT_EQ(Call("attn b2 h1 s200 d16 mask_mod() { %0 = mul b, 90; %1 = ge kv, %0; return %1 }").shared(0), nullptr);
   EXPECT_EQ(Call("attn h2 s200 d16").shared(0), nullptr);
-  EXPECT_EQ(Call("attn h1 s40 d16 causal", 1).shared(0), nullptr);  // nobody to share with
+  EXPECT_EQ(Call("attn h1 s40 d16 causal", 1).shared(0), nullptr);  // one head: no other task uses them
 }
 
 TEST(Parts, AListWithoutRoomIsNeverReady) {

@@ -1,4 +1,4 @@
-// The micro-kernels of every instruction set of this machine, against obvious loops.
+// The micro-kernels of every instruction set of this machine, compared with simple loops.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -70,7 +70,7 @@ TEST_P(Tile, MultipliesAnyNumberOfRowsAndVectors) {
   }
 }
 
-// Added one by one to a large sum, terms of half its last place would all be lost.
+// If the terms were added one by one to a large sum, each would be lost: it is half of the sum's last place.
 TEST_P(Tile, ProductsSumApartFromWhatTheyAddTo) {
   constexpr int64_t kDepth = 128;
   constexpr float kTerm = 0x1p-25f;
@@ -85,8 +85,8 @@ TEST_P(Tile, ProductsSumApartFromWhatTheyAddTo) {
   EXPECT_EQ(c, std::vector<float>(static_cast<size_t>(width), 1.0f + 2 * kDepth * kTerm));
 }
 
-// Elements of every layout: rows or columns contiguous, neither, reversed, broadcast. The memory is exactly as large
-// as the elements, so that AddressSanitizer sees reads past it.
+// Elements of every layout: contiguous rows, contiguous columns, neither, reversed, broadcast. The memory is exactly as
+// large as the elements, so that AddressSanitizer reports reads past it.
 TEST_P(Tile, PacksAnyLayoutWithoutReadingPastIt) {
   for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
     for (const int64_t rows : {1, 7, 16, 37, 64}) {
@@ -183,7 +183,7 @@ TEST_P(Tile, ProductsBringLinesNearAtTheirPace) {
 }
 
 TEST_P(Tile, ExponentialsOfTheSoftmaxAreAccurate) {
-  // Column 0 holds the maximum, so that the others' exponentials can be read off.
+  // Column 0 holds the maximum, so that the other columns give their exponentials directly.
   const int64_t columns = 4096;
   for (const float top : {0.0f, 3.7f, -20.0f, 500.0f}) {
     std::vector<float> s(static_cast<size_t>(columns));
@@ -198,7 +198,7 @@ TEST_P(Tile, ExponentialsOfTheSoftmaxAreAccurate) {
     double sum = 0;
     for (int64_t c = 0; c < columns; ++c) {
       const double want = std::exp(scores[static_cast<size_t>(c)] - base);
-      // The exponent itself is rounded, relative to its size; so would be a difference of two floats.
+      // The exponent itself is rounded, relative to its size; a difference of two floats is rounded likewise.
       const double distance = std::abs(scores[static_cast<size_t>(c)] - top);
       const double bound = want * (2.5e-7 + 8e-8 * distance) + 1.2e-38;
       ASSERT_NEAR(s[static_cast<size_t>(c)], want, bound) << "e^" << scores[static_cast<size_t>(c)] << " below " << top;
@@ -209,7 +209,7 @@ TEST_P(Tile, ExponentialsOfTheSoftmaxAreAccurate) {
 }
 
 TEST_P(Tile, SoftmaxKeepsItsStateOverGrowingMaxima) {
-  // Rows whose maximum goes from masked through large negative constants to ordinary scores and back.
+  // Rows whose maximum changes from masked through large negative constants to ordinary scores and back.
   const float levels[] = {-INFINITY, -3.4028235e38f, -1e30f, -10001.0f, -9999.0f, -5.0f, 0.0f, 7.0f, 9999.5f, 10002.0f};
   RowState state;
   std::vector<float> o(16, 0.0f);

@@ -20,7 +20,7 @@ namespace fs = std::filesystem;
 class Cache : public ::testing::Test {
  protected:
   void SetUp() override {
-    // Of its own, since tests may run beside each other.
+    // Each test has its own folder, since tests may run at the same time.
     const std::string test = ::testing::UnitTest::GetInstance()->current_test_info()->name();
     path_ = fs::path(::testing::TempDir()) / ("flashlift_cubin_cache_" + test + std::to_string(getpid()));
     fs::remove_all(path_);
@@ -85,7 +85,7 @@ TEST_F(Cache, HoldsAsMuchAsItMay) {
     cache.write(key, std::string(1000, 'x'));
     make_older(path_of(key), 100 - i);
     if (i >= 1) {
-      EXPECT_TRUE(cache.read("k1").has_value()) << i;  // what is used stays
+      EXPECT_TRUE(cache.read("k1").has_value()) << i;  // entries in use stay
       make_older(path_of("k1"), 1);
     }
   }
@@ -119,7 +119,7 @@ TEST_F(Cache, FullDiskIsNoErrorAndLeavesNothing) {
   EXPECT_TRUE(fs::is_empty(path_));
 }
 
-// The environment with some variables changed, as long as this exists.
+// Changes some variables of the environment, as long as this object exists.
 class Environment {
  public:
   explicit Environment(const std::map<std::string, const char*>& changes) {
@@ -204,7 +204,7 @@ TEST_F(NvrtcVersion, IsRememberedUntilTheFileChanges) {
   const PrivateFolder kept = folder();
   const fs::path library = path_ / "libnvrtc.so.13";
   EXPECT_EQ(remembered_nvrtc_version(kept, library), std::nullopt);
-  remember_nvrtc_version(kept, library, "13.0");  // there is no such file
+  remember_nvrtc_version(kept, library, "13.0");  // the library's file does not exist
   EXPECT_EQ(remembered_nvrtc_version(kept, library), std::nullopt);
   std::ofstream(library) << "one";
   remember_nvrtc_version(kept, library, "13.0");
@@ -237,7 +237,7 @@ TEST_F(NvrtcVersion, TornAndForeignRecordsAreMisses) {
   }
 }
 
-// In a process of its own: what others have loaded stays.
+// In a process of its own, because libraries that other tests loaded stay loaded.
 TEST_F(NvrtcVersion, MachineCodeFromDiskNeedsNoCompiler) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   path_ = fs::path(::testing::TempDir()) / "flashlift_machine_code_from_disk";  // the same in both processes

@@ -1,4 +1,4 @@
-// Every kernel configuration compiles, without a GPU, and as intended: no spills, no serialised products.
+// Every kernel configuration compiles without a GPU, with few or no spills and without serialised products.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -19,8 +19,8 @@ Problem problem_of(const std::string& text) {
   return *problem;
 }
 
-// That ptxas reports on each of a source's kernels, that it serialised no products, and that it spilled no more than
-// this. Without its report nothing is known of either.
+// Expects that ptxas reports on each of a source's kernels, that it serialised no products, and that it spilled at most
+// `bytes`. Without its report, neither would be known.
 void expect_spills_at_most(int64_t bytes, const CompiledKernel& kernel, const std::string& configuration) {
   static const std::regex pattern("([0-9]+) bytes spill stores");
   int64_t total = 0;
@@ -66,7 +66,7 @@ std::vector<std::string> hopper_problems() {
   for (const char* features : {"d64 bf16 causal alibi", "d192 bf16 causal lse", "d256 f16 causal"}) {
     problems.push_back(std::string("attn h2 s1024 ") + features);
   }
-  // Lengths choose tiles, too.
+  // Lengths also choose tiles.
   for (const char* features :
        {"d128 bf16", "d128 bf16 softcap=30", "d128 bf16 alibi", "d64 bf16 lse", "d64 bf16 causal",
         "d128 bf16 causal lse", "d96 bf16 causal", "d96 bf16", "d128 bf16 causal window=1024", "d256 bf16 causal",
@@ -77,7 +77,7 @@ std::vector<std::string> hopper_problems() {
   return problems;
 }
 
-// For the oldest and the newest architecture: what lies between takes the same code.
+// For the oldest and the newest architecture: those in between compile the same code.
 template <typename Choose>
 void expect_compiled(const Problem& problem, Choose choose, std::initializer_list<int> architectures,
                      int64_t spills = 0) {
@@ -92,8 +92,8 @@ void expect_compiled(const Problem& problem, Choose choose, std::initializer_lis
   }
 }
 
-// What stays in memory while the loop over tiles runs, and what a program or dropout needs beside two fragments' sums:
-// these tiles are faster all the same (docs/lessons).
+// Spilled: what stays in memory during the loop over tiles, and what a program or dropout needs beside two fragments'
+// sums. These tiles are faster all the same (docs/lessons).
 constexpr int64_t kPortableSpills = 128;
 
 class PortableConfigurations : public ::testing::TestWithParam<std::string> {};
@@ -102,7 +102,7 @@ TEST_P(PortableConfigurations, CompileForTheOldestAndTheNewestArchitecture) {
   expect_compiled(problem_of(GetParam()), choose_portable_config, {80, 100}, kPortableSpills);
 }
 
-// 86, 89 and 120 have less shared memory than the others, and so other tiles.
+// Architectures 86, 89 and 120 have less shared memory than the others, and therefore other tiles.
 TEST(PortableCompiles, ForEveryArchitecture) {
   expect_compiled(problem_of("attn h2 s512 d128 bf16 causal"), choose_portable_config, {86, 89, 90, 120},
                   kPortableSpills);
@@ -172,8 +172,8 @@ TEST_P(BackwardCompiles, ForTheOldestAndTheNewestArchitecture) {
   for (const Capture& capture : problem.captures) {
     wants_gradient.push_back(is_float(capture.dtype));
   }
-  // Two accumulators and two tiles of scores do not leave enough: tiles of 64 queries spill some and are faster than
-  // those of 32, which do not (docs/lessons). An accumulator itself would not fit in so little.
+  // Two accumulators and two tiles of scores leave too few registers: tiles of 64 queries spill some and are faster
+  // than those of 32, which do not spill (docs/lessons). A spilled accumulator would be larger than this limit.
   constexpr int64_t kFewBytes = 300;
   for (const int architecture : problem.score_mod ? std::vector{80} : std::vector{80, 90, 100}) {
     const Result<BackwardConfig> config = choose_backward_config(problem, BackwardKind::kPortable, architecture);
@@ -239,8 +239,8 @@ TEST(CaptureLoads, SayOverWhichScoresToSum) {
             "diagonal element");
 }
 
-// The fused kernel: every tile that an architecture chooses, within its shared memory. Spills are of what stays the
-// same through the loop (docs/lessons).
+// The fused kernel: every tile that an architecture chooses fits its shared memory. Only values that stay the same
+// through the loop are spilled (docs/lessons).
 constexpr int64_t kFusedSpills = 200;
 
 void expect_fused(const std::string& text, std::initializer_list<int> architectures) {
@@ -279,7 +279,7 @@ TEST(FusedBackward, CompilesForEveryArchitecture) {
 TEST(FusedBackward, TilesFitTheSharedMemory) {
   struct Row {
     const char* dims;
-    const char* tiles[3];  // of 80, 86, 90: queries x keys, stages, blocks; empty where the kernels apart run
+    const char* tiles[3];  // of 80, 86, 90: queries x keys, stages, blocks; empty where separate kernels run
   };
   for (const Row& row :
        {Row{"d64", {"128x128 2 1", "64x64 1 2", "128x128 2 1"}}, Row{"d96", {"64x64 1 2", "64x64 1 1", "64x64 2 2"}},
@@ -312,8 +312,8 @@ TEST_P(HopperBackwardCompiles, WithoutSpillsOrSerialisedProducts) {
   const Result<BackwardConfig> config = choose_backward_config(problem, BackwardKind::kHopper, 90);
   ASSERT_TRUE(config.ok()) << config.error().message;
   const auto& family = std::get<Sm90Backward>(*config);
-  // What docs/lessons/cuda_backward.md accounts for: registers are short where a kernel for queries has two sums, and
-  // where the fused kernel, or one of two wide sums, has a mask.
+  // docs/lessons/cuda_backward.md explains these spills: registers are short where a kernel for queries has two sums,
+  // and where the fused kernel, or a kernel with one of two wide sums, has a mask.
   constexpr int kOfQueries = 256;
   constexpr int kOfMasks = 136;
   std::vector<Sm90BackwardKernel> kernels = {family.queries, family.keys};
@@ -350,7 +350,7 @@ INSTANTIATE_TEST_SUITE_P(
         "d128 bf16 mask_mod(ids: i32[?]) { %0 = load ids[q]; %1 = load ids[kv]; %2 = eq %0, %1; return %2 }",
         "d128 bf16 score_mod(t: f32[?]) { %0 = sub q, kv; %1 = load t[%0]; %2 = add score, %1; return %2 }"));
 
-// What runs before and behind a main part, with the rows' statistics in either form.
+// The kernels before and after a main part, with both forms of the rows' statistics.
 TEST(BackwardFrame, CompilesAroundAnyMainPart) {
   const Result<const Nvrtc*> nvrtc = Nvrtc::get();
   ASSERT_TRUE(nvrtc.ok()) << nvrtc.error().message;
@@ -366,7 +366,7 @@ TEST(BackwardFrame, CompilesAroundAnyMainPart) {
         expect_spills_at_most(0, *kernel, features);
       };
       for (const bool row_tiles : {false, true}) {
-        // Where nothing comes before a main part, there is no kernel that ptxas could report on.
+        // If nothing runs before the main part, ptxas has no kernel to report on.
         const bool preprocesses = row_tiles || problem.d_out_dtype() != problem.dtype || problem.mask_mod.has_value();
         if (preprocesses) {
           expect_compiles(preprocess_source(problem, architecture, row_tiles));

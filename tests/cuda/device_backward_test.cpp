@@ -1,6 +1,6 @@
-// Gradients on a GPU against the oracle. Built and registered only where FLASHLIFT_TEST_GPU says there is one.
+// Gradients on a GPU compared with the oracle's. Built and registered only if FLASHLIFT_TEST_GPU is set.
 //
-// FLASHLIFT_TEST_PROBLEMS: how many random problems (default 200); FLASHLIFT_TEST_SEED: where they start.
+// FLASHLIFT_TEST_PROBLEMS: how many random problems (default 200); FLASHLIFT_TEST_SEED: the first seed.
 #include <gtest/gtest.h>
 
 #include <cstdlib>
@@ -24,8 +24,8 @@ int number_from(const char* name, int otherwise) {
   return value != nullptr ? std::atoi(value) : otherwise;
 }
 
-// Forward and backward on the GPU; every gradient compared with the oracle. An implementation that is named may refuse
-// the problem.
+// Runs forward and backward on the GPU, and compares every gradient with the oracle's. An implementation given by name
+// may refuse the problem.
 void expect_right(const Problem& problem, OwnedArguments& forward, Random& random, const std::string& named) {
   SCOPED_TRACE(print(problem) + " " + named);
   OwnedArguments cotangents;
@@ -58,7 +58,7 @@ void expect_right(const Problem& problem, OwnedArguments& forward, Random& rando
     return;
   }
   ASSERT_TRUE(status.ok()) << status.error().message;
-  // Twice: the second call meets what the first one left behind, and gives the same bits.
+  // Runs twice: the second call finds the memory as the first one left it, and must give the same bits.
   for (const OwnedGradients* call : {&first, &host}) {
     status = attention->run_backward(device->views());
     if (refuses(status)) {
@@ -94,7 +94,7 @@ TEST_P(DeviceBackwardOf, AgreesWithTheOracle) {
     expect_right(GetParam(), 1, strided, "cuda_sm80");
     const std::string text = GetParam();
     if (const Result<Problem> problem = parse_problem(text); problem.ok() && problem->out_dtype != DType::kF32) {
-      // Programs stand at the end.
+      // Programs stand at the end of the text.
       const std::string exact = std::string(text).insert(4, " residual");
       expect_right(exact, 1, strided);
       expect_right(exact, 1, strided, "cuda_sm80");
@@ -153,7 +153,7 @@ INSTANTIATE_TEST_SUITE_P(
         "t[]; "
         "%3 = sigmoid %2; %4 = mul %1, %3; return %4 }"));
 
-// Those that Hopper's kernels take.
+// Problems that Hopper's kernels accept.
 INSTANTIATE_TEST_SUITE_P(
     Hopper, DeviceBackwardOf,
     ::testing::Values(
@@ -179,10 +179,10 @@ INSTANTIATE_TEST_SUITE_P(
         "return %2 }",
         "attn h2 s300 d128 bf16 lse score_mod(t: f32[?]) { %0 = sub q, kv; %1 = add %0, 150; %2 = load t[%1]; %3 = add "
         "score, %2; return %3 }",
-        // Both sums of a key tile in one kernel, where the operand of the second takes the place of the first's.
+        // One kernel computes both sums of a key tile; the second sum's operand reuses the memory of the first's.
         "attn h2 s700 dqk192 dv128 f16 lse cu_seqlens causal", "attn hq4 hkv2 sq300 skv420 d160 bf16 lse",
         "attn h2 s300 dqk192 dv128 bf16 lse window=100", "attn b2 h2 sq200 skv333 dqk168 dv136 f16 lse out=f32 sinks=1",
-        // More key tiles than a GPU has multiprocessors: blocks take several.
+        // More key tiles than a GPU has multiprocessors: each block computes several.
         "attn b40 hq4 hkv2 sq70 skv200 d128 bf16 lse", "attn b40 h4 sq130 skv130 d64 f16 lse causal=bottom_right",
         "attn b50 h2 sq90 skv300 d128 bf16 lse mask_mod() { %0 = lt kv, 140; %1 = le q, kv; %2 = and %0, %1; return %2 "
         "}",
@@ -190,7 +190,7 @@ INSTANTIATE_TEST_SUITE_P(
         "%2 "
         "}"));
 
-// Whatever the description of a problem allows.
+// Any problem that a description allows.
 TEST(DeviceBackward, DrawnProblemsAgreeWithTheOracle) {
   const int count = number_from("FLASHLIFT_TEST_PROBLEMS", 200);
   const int seed = number_from("FLASHLIFT_TEST_SEED", 1) + 3'000'000;
@@ -210,9 +210,9 @@ TEST(DeviceBackward, DrawnProblemsAgreeWithTheOracle) {
   }
 }
 
-// What a masked key holds is not looked at, even if it is infinite or NaN.
+// A masked key's content is ignored, even if it is infinite or NaN.
 TEST(DeviceBackward, KeysThatAreNotFiniteStayMasked) {
-  // The last of them has more query tiles than a GPU has multiprocessors, each of which takes several.
+  // The last problem has more query tiles than a GPU has multiprocessors, so that each multiprocessor computes several.
   for (const char* words : {"h2 sq90 bf16", "h2 sq90 bf16 residual", "h2 sq90 f32", "h200 sq200 bf16 residual"}) {
     SCOPED_TRACE(words);
     const Result<Problem> problem =
@@ -237,8 +237,8 @@ TEST(DeviceBackward, KeysThatAreNotFiniteStayMasked) {
   }
 }
 
-// Values that are all alike: d_p is the same number in a whole row, and <d_out, out> must be just that. (On Hopper's
-// kernels it is not quite: docs/lessons/cuda_backward.md.)
+// All values are alike: d_p is the same number in a whole row, and <d_out, out> must equal it. (With Hopper's kernels
+// it is not quite equal: docs/lessons/cuda_backward.md.)
 TEST(DeviceBackward, EqualValuesGiveNoGradientOfScores) {
   for (const char* text : {"attn residual h2 s700 d64 bf16 causal lse", "attn residual h2 s300 d128 bf16 lse",
                            "attn residual h2 s300 d128 f16 causal window=100 lse"}) {
@@ -258,7 +258,7 @@ TEST(DeviceBackward, EqualValuesGiveNoGradientOfScores) {
   }
 }
 
-// What the caller's allocator gives, and was asked for.
+// What the caller's allocator returns, and what it was called with.
 struct Lent {
   void* memory = nullptr;
   size_t asked = 0;
@@ -317,7 +317,8 @@ TEST(DeviceBackward, TakesItsMemoryFromTheCaller) {
   (*driver)->cuMemFree(memory);
 }
 
-// compute-sanitizer's initcheck cannot tell (docs/lessons/cuda_backward.md): it does not see what bulk copies write.
+// compute-sanitizer's initcheck cannot check this (docs/lessons/cuda_backward.md): it does not see what bulk copies
+// write.
 TEST(DeviceBackward, ReadsNoMemoryThatItHasNotWritten) {
   const Result<const cuda::Driver*> driver = cuda::Driver::get();
   ASSERT_TRUE(driver.ok());

@@ -1,6 +1,6 @@
-// Random problems on a GPU against the oracle. Built and registered only where FLASHLIFT_TEST_GPU says there is one.
+// Random problems on a GPU compared with the oracle. Built and registered only if FLASHLIFT_TEST_GPU is set.
 //
-// FLASHLIFT_TEST_PROBLEMS: how many random problems (default 200); FLASHLIFT_TEST_SEED: where they start.
+// FLASHLIFT_TEST_PROBLEMS: how many random problems (default 200); FLASHLIFT_TEST_SEED: the first seed.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -32,7 +32,7 @@ void expect_right(const Problem& problem, OwnedArguments& host, const std::strin
   const Result<Attention> attention =
       Attention::compile(problem, {.device = DeviceKind::kCuda, .implementation = implementation});
   ASSERT_TRUE(attention.ok()) << attention.error().message;
-  // Twice: the second call meets what the first one left behind, and gives the same bits.
+  // Runs twice: the second call finds the memory as the first one left it, and must give the same bits.
   std::vector<std::byte> first;
   for (int call = 0; call < 2; ++call) {
     const Status status = attention->run(device->views());
@@ -151,8 +151,9 @@ TEST(Device, FixedProblemsAgreeWithTheOracle) {
   }
 }
 
-// Of rows that are nearly all one key, the only error of unfused maths is that of the others' small probabilities. A
-// largest probability that is rounded, because the row's maximum stayed behind, was seven times it.
+// In rows whose weight lies nearly all on one key, unfused attention has only the error of the other keys' small
+// probabilities. When the largest probability was rounded too, because the row's maximum was out of date, the error was
+// seven times as large.
 TEST(Device, RowsOfNearlyOneKeyAreExact) {
   const char* text =
       "attn hq4 hkv2 sq27 skv107 dqk192 dv232 bf16 scale=0.3 window=30,30 score_mod(g: i32[?]) { %0 = load g[q]; %1 = "
@@ -163,8 +164,8 @@ TEST(Device, RowsOfNearlyOneKeyAreExact) {
   }
 }
 
-// A warp's rows are partly empty, and the sums of rounded probabilities correct an output that is not rounded. The
-// quad's sum in a branch that empty rows did not take gave NaN.
+// Some rows of a warp are empty, and the sums of rounded probabilities correct an output that is not rounded. When the
+// quad computed its sum in a branch that empty rows did not enter, the result was NaN.
 TEST(Device, RowsBesideEmptyRowsAreRight) {
   const char* tail =
       " empty_rows=uniform lse row_max score_mod() { %0 = div score, 20.0; %1 = tanh %0; %2 = mul %1, 20.0; %3 = sub "
@@ -180,7 +181,7 @@ TEST(Device, RowsBesideEmptyRowsAreRight) {
   }
 }
 
-// Many queries take other tiles.
+// Many queries use other tiles.
 TEST(Device, LongProblemsAgreeWithTheOracle) {
   for (const char* text :
        {"attn h2 sq2300 skv333 d128 bf16 lse", "attn hq2 hkv1 sq2100 skv160 dqk128 dv64 f16 row_max",
@@ -221,7 +222,7 @@ TEST(Device, ThePortableKernelAgreesEverywhere) {
   }
 }
 
-// Whatever the description of a problem allows: the draws that the CPU backend is tested with.
+// Any problem that a description allows: the same draws as in the CPU backend's tests.
 TEST(Device, DrawnProblemsAgreeWithTheOracle) {
   const int count = number_from("FLASHLIFT_TEST_PROBLEMS", 200);
   const int seed = number_from("FLASHLIFT_TEST_SEED", 1) + 2'000'000;
@@ -240,7 +241,7 @@ uint16_t* element_of(const TensorView& view, int64_t b, int64_t h, int64_t row, 
          column * view.strides[3];
 }
 
-// A masked key's value takes no part, even if it is infinite or NaN; a kept one's does.
+// A masked key's value has no effect, even if it is infinite or NaN; a kept key's value has.
 TEST(Device, ValuesThatAreNotFiniteStayWithTheKeysThatKeepThem) {
   constexpr uint16_t kInfinity = 0x7f80, kNegativeInfinity = 0xff80, kNan = 0x7fc0;  // bf16
   for (const char* implementation : {"", "cuda_sm80"}) {
@@ -290,7 +291,7 @@ TEST(Device, HugeAndInfiniteScores) {
   }
 }
 
-// Masks that are tensors: their tiles are decided by the bounds of blocks. Block lists become a captured tensor.
+// Tensors as masks: the bounds of their blocks decide which tiles are skipped. Block lists become a captured tensor.
 TEST(Device, FloatCapturesAndBlockListsMask) {
   expect_agreement(
       "attn b2 h2 s700 d64 bf16 mask_mod(keep: f32[?,?]) { %0 = load keep[q, kv]; %1 = gt %0, 0.3; return %1 }", 3, "",
@@ -314,7 +315,8 @@ TEST(Device, FloatCapturesAndBlockListsMask) {
   }
 }
 
-// What a mask given as a tensor may be like: kept up to the diagonal, in blocks, nowhere for some queries, everywhere.
+// The patterns of a mask that is given as a tensor: kept up to the diagonal, in blocks, nowhere for some queries,
+// everywhere.
 bool keeps(int pattern, int64_t q, int64_t kv) {
   switch (pattern) {
     case 0:
@@ -328,7 +330,7 @@ bool keeps(int pattern, int64_t q, int64_t kv) {
   }
 }
 
-// Fills [batch, heads, q_len, kv_len] with it, the same for all heads: bool, or floats of 0 and -inf.
+// Fills [batch, heads, q_len, kv_len] with the pattern, the same for all heads: bool, or floats of 0 and -inf.
 void fill_mask(const TensorView& mask, int pattern) {
   const auto element = static_cast<int64_t>(size_in_bytes(mask.dtype));
   for (int64_t b = 0; b < mask.sizes[0]; ++b) {
@@ -377,7 +379,7 @@ TEST(Device, MasksThatAreTensorsAgreeWithTheOracle) {
   }
 }
 
-// A tile that is skipped is not computed: what its keys hold does not count.
+// A skipped tile is not computed: the content of its keys has no effect.
 TEST(Device, TilesThatAFloatMaskRulesOutAreSkipped) {
   const Result<Problem> problem = parse_problem(
       "attn h16 s512 d64 bf16 score_mod(mask: f32[512,512]) { %0 = load mask[q, kv]; %1 = add score, %0; return %1 }");

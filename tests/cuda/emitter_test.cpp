@@ -20,7 +20,7 @@ Problem problem_of(const std::string& text) {
   return *problem;
 }
 
-// A program that applies every operation that takes values of the type, and takes all results in.
+// A program that applies every operation on values of the type, and whose result depends on all of their results.
 class EveryOperation {
  public:
   explicit EveryOperation(Type type) : type_(type) {
@@ -73,7 +73,7 @@ class EveryOperation {
     } else if (info(op).arity == 2) {
       operands = {x_, y_};
     } else {
-      return;  // inputs, constants, loads and searches have tests of their own
+      return;  // inputs, constants, loads and searches have separate tests
     }
     std::vector<Type> types;
     for (const ValueId operand : operands) {
@@ -97,7 +97,7 @@ class EveryOperation {
   int operations_ = 0;
 };
 
-// Compiles a problem's mask program and its intervals alone: the kernel around them is the other tests' business.
+// Compiles only a problem's mask program and its intervals: other tests compile the kernel around them.
 void expect_mask_compiles(const Problem& problem) {
   const Result<const Nvrtc*> nvrtc = Nvrtc::get();
   ASSERT_TRUE(nvrtc.ok()) << nvrtc.error().message;
@@ -151,7 +151,7 @@ TEST(Emitter, PackedSequencesCompile) {
   expect_mask_compiles(problem_of("attn h2 s512 d64 bf16 cu_seqlens causal=bottom_right"));
 }
 
-// A score_mod that masks is asked for tiles to skip, and what it reads has bounds; other score_mods are not.
+// Only a score_mod that masks has code that finds tiles to skip, and bounds for the tensors that it reads.
 TEST(Emitter, ScoreModsThatMaskHaveIntervals) {
   const std::string loads = "score_mod(ids: i32[?]) { %0 = load ids[q]; %1 = load ids[kv]; %2 = eq %0, %1; ";
   const Problem masks = problem_of("attn h1 s64 d64 bf16 " + loads + "%3 = select %2, score, -inf; return %3 }");
@@ -172,7 +172,7 @@ TEST(Emitter, ScoreModsThatMaskHaveIntervals) {
   EXPECT_TRUE(bounded_captures(adds).empty());
 }
 
-// Where all conditions that read captured tensors hold, the others are all that is left of a mask_mod.
+// Where all conditions that read captured tensors hold, only the other conditions of a mask_mod are left.
 TEST(Emitter, MasksArePlainWhereTheirLoadsHold) {
   const std::string loads = "mask_mod(ids: i32[?], keep: bool[?]) { %0 = load ids[q]; %1 = load ids[kv]; ";
   const auto programs_of = [](const std::string& mask) {
@@ -186,12 +186,13 @@ TEST(Emitter, MasksArePlainWhereTheirLoadsHold) {
   EXPECT_FALSE(has(plain, "captures["));
   EXPECT_TRUE(has(plain, "op_le("));
   EXPECT_TRUE(has(plain, "int plain_mask_interval("));
-  // Both of them, not one.
+  // Both conditions, not one of them.
   const size_t holds = documents.find("kLoadsHold");
   ASSERT_NE(holds, std::string::npos);
   const std::string condition = documents.substr(documents.rfind('\n', holds), holds - documents.rfind('\n', holds));
   EXPECT_TRUE(has(condition, " && ")) << condition;
-  // A condition that one of them may replace, and one that reads beside what it compares, say nothing by themselves.
+  // Two conditions that prove nothing alone: one that `or` may replace, and one that reads a tensor besides those that
+  // it compares.
   for (const char* other : {"%2 = eq %0, %1; %3 = le kv, q; %4 = or %2, %3; return %4 }",
                             "%2 = eq %0, %1; %3 = load keep[kv]; %4 = and %2, %3; return %4 }",
                             "%2 = add %1, kv; %3 = le %2, q; %4 = le %0, q; %5 = and %3, %4; return %5 }"}) {
@@ -204,7 +205,8 @@ TEST(Emitter, MasksArePlainWhereTheirLoadsHold) {
       problem_of("attn h1 s64 d64 bf16 " + loads + "%2 = eq %0, %1; %3 = le kv, q; %4 = and %2, %3; return %4 }"));
 }
 
-// What is read for a query or for a key alone is given to a mask; what depends on both is read where it is needed.
+// A value that is read for a query alone, or for a key alone, is passed to a mask; a value that depends on both is read
+// where it is needed.
 TEST(Emitter, MasksAreGivenWhatTheyReadForOnePosition) {
   const std::string text = emit_programs(problem_of(
       "attn h2 s64 d64 bf16 mask_mod(ids: i32[?], keep: bool[?,?], of: i64[2]) { %0 = load ids[q]; %1 = load "
@@ -229,7 +231,7 @@ TEST(Emitter, MasksAreGivenWhatTheyReadForOnePosition) {
   EXPECT_EQ(count(mask, "= of_key."), 1U) << mask;
 }
 
-// Which queries see a key, by the bounds, and by the program itself.
+// Which queries see a key, computed from the bounds and from the program itself.
 TEST(Emitter, QueriesOfAKeyAreWhatTheMaskKeeps) {
   constexpr int kLength = 12;
   const auto mask_of = [](const std::string& text) { return *problem_of("attn h1 s64 d64 bf16 " + text).mask_mod; };
@@ -260,7 +262,7 @@ TEST(Emitter, QueriesOfAKeyAreWhatTheMaskKeeps) {
       }
     }
   }
-  // Not a range, not of positions alone, or a sum that may wrap around.
+  // Conditions that are not a range, do not depend on positions alone, or contain a sum that may wrap around.
   for (const std::string& text :
        {begin + "%1 = ne %0, 2; return %1 }", begin + "%1 = lt %0, 3; %2 = gt kv, 5; %3 = or %1, %2; return %3 }",
         begin + "%1 = le %0, h; return %1 }", begin + "%1 = rem %0, 4; %2 = le %1, 2; return %2 }",
@@ -270,7 +272,7 @@ TEST(Emitter, QueriesOfAKeyAreWhatTheMaskKeeps) {
   }
 }
 
-// How the gradient of a captured tensor is summed depends on what its elements are for.
+// How the gradient of a captured tensor is summed depends on which indices its elements are read at.
 TEST(Emitter, GradientsOfCapturedTensors) {
   const Problem problem = problem_of(
       "attn h2 s64 d64 bf16 score_mod(slope: f32[2], key: f32[?], table: f32[?], ids: i32[?]) { %0 = load slope[h]; %1 "

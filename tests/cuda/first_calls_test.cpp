@@ -1,4 +1,4 @@
-// Many first calls at once, in several processes: what compiles kernels and keeps them, without a GPU.
+// Many simultaneous first calls in several processes compile and cache kernels, without a GPU.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <sys/wait.h>
@@ -25,7 +25,7 @@ namespace fs = std::filesystem;
 constexpr int kKernels = 20;
 constexpr int kThreads = 16;
 
-// Small ones: it is not the compiler that is tested.
+// Small kernels, because this does not test the compiler.
 cuda::KernelSource source_of(int i) {
   cuda::KernelSource source;
   source.name = fmt::format("kernel{}.cu", i);
@@ -33,10 +33,10 @@ cuda::KernelSource source_of(int i) {
   return source;
 }
 
-// As CudaAttention does. Counts what is not in this process's memory yet.
+// Loads kernels as CudaAttention does. Counts those that are not yet in this process's memory.
 class Kernels {
  public:
-  // The exit code of a process whose threads all ask for all kernels at the same time.
+  // The exit code of a process whose threads all load all kernels at the same time.
   int ask_for_all() {
     std::atomic<int> wrong{0};
     std::vector<std::thread> threads;
@@ -114,7 +114,7 @@ TEST_F(FirstCalls, OfTwoProcessesAndManyThreadsCompileOnceEach) {
 
 TEST_F(FirstCalls, OutliveKilledProcessesAndTornFiles) {
   const pid_t killed = start();
-  // Some kernels are there, and others are being compiled and written.
+  // Waits until some kernels are stored, while others are being compiled and written.
   for (int i = 0; i < 3000 && (!fs::exists(path_) || entries().size() < 3); ++i) {
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
   }

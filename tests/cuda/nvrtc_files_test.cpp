@@ -26,7 +26,7 @@ class NvrtcFiles : public testing::Test {
     return (root_ / path).string();
   }
 
-  // Those with a folder.
+  // The candidates that have a folder, and not only a name.
   static std::vector<std::string> files(const NvrtcPlaces& places) {
     std::vector<std::string> found;
     for (const fs::path& path : nvrtc_candidates(places)) {

@@ -31,7 +31,7 @@ def start(command, **environment):
 
 
 def prove_random(test, directions, problems, jobs, seed):
-    """The failures' text, and how many problems ran."""
+    """The text of the failures, and the number of problems that ran."""
     processes = []
     count = 0
     for direction in directions:
@@ -56,7 +56,7 @@ def prove_random(test, directions, problems, jobs, seed):
 
 
 def sanitize(test, directions, tools):
-    """(tool, passed, output) of each tool; they run beside each other."""
+    """(tool, passed, output) of each tool; the tools run at the same time."""
     tests = ":".join(name for direction in directions for name in RANDOM[direction])
     command = ["compute-sanitizer", "--error-exitcode", "9", "--print-limit", "5"]
     processes = {

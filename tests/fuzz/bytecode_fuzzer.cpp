@@ -1,4 +1,4 @@
-// Any bytes either are an error or a module, which is read back from each form that it is written in.
+// Any bytes are either an error or a module that can be read back from each form in which it is written.
 #include "flashlift/stablehlo.h"
 #include "fuzz/fuzz.h"
 #include "stablehlo/bytecode/write.h"

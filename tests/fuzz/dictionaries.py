@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def found(path: str, *patterns: str) -> list[str]:
-    """What the groups of the patterns match, in order. A pattern that matches nothing is out of date."""
+    """The texts that the groups of the patterns match, in order. A pattern without a match is out of date."""
     text = re.sub(r"(?m)^\s*//.*$", "", (ROOT / path).read_text())
     words = []
     for pattern in patterns:
@@ -51,7 +51,7 @@ def module_words() -> list[str]:
 
 
 def missing(name: str, words: list[str]) -> list[str]:
-    """A word may stand there with its value, as "causal=bottom_right"."""
+    """The words that the dictionary lacks. A word may appear with its value, as "causal=bottom_right"."""
     entries = re.findall(r'(?m)^"(.*)"$', (ROOT / f"tests/fuzz/{name}.dict").read_text())
     parts = {part for entry in entries for part in [entry, *re.split(r"[=(]", entry)]}
     return [word for word in dict.fromkeys(words) if word not in parts]

@@ -1,4 +1,4 @@
-// What the fuzzers share.
+// Shared by the fuzzers.
 #pragma once
 
 #include <cstdio>
@@ -10,7 +10,7 @@
 
 namespace flashlift::fuzz {
 
-// Ends the program where something that must hold does not, so that libFuzzer keeps the input.
+// Ends the program if a condition does not hold, so that libFuzzer keeps the input.
 inline void require(bool holds, std::string_view what, std::string_view detail = "") {
   if (!holds) {
     std::fprintf(stderr, "does not hold: %.*s\n%.*s\n", static_cast<int>(what.size()), what.data(),
@@ -19,7 +19,7 @@ inline void require(bool holds, std::string_view what, std::string_view detail =
   }
 }
 
-// Text from outside is never our defect, and an error without a message helps nobody.
+// Text from outside must never cause an internal error, and each error must have a message.
 inline void require_callers_error(const Error& error) {
   require(error.kind == ErrorKind::kInvalidArgument || error.kind == ErrorKind::kUnsupported,
           "an error about text is the caller's", error.message);

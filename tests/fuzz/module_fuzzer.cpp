@@ -1,4 +1,4 @@
-// Any text either is an error or a module that is read back from what it prints, and whose fused forms are modules.
+// Any text is either an error or a module that can be read back from its printed form, and whose fused forms are valid.
 #include "flashlift/stablehlo.h"
 #include "fuzz/fuzz.h"
 #include "stablehlo/reader/module.h"

@@ -1,4 +1,4 @@
-// Any text either is an error or a problem that prints to itself.
+// Any text is either an error or a problem whose printed form reads as the same problem.
 #include "flashlift/problem.h"
 #include "fuzz/fuzz.h"
 

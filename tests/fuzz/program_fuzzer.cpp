@@ -1,4 +1,5 @@
-// Any text either is an error or a program that prints to itself, and that computes the same when simplified.
+// Any text is either an error or a program whose printed form reads as the same program, and which computes the same
+// after it is simplified.
 #include <bit>
 #include <cmath>
 

@@ -20,7 +20,7 @@ void run(const std::string& text) {
   LLVMFuzzerTestOneInput(reinterpret_cast<const uint8_t*>(text.data()), text.size());
 }
 
-// Takes something out, repeats something, takes something from another seed, or changes a byte.
+// Removes a piece, repeats a piece, inserts a piece of another seed, or changes a byte.
 std::string change(std::string text, const std::string& other, std::mt19937& random) {
   const auto below = [&](size_t bound) { return bound == 0 ? 0 : random() % bound; };
   for (size_t changes = 1 + below(4); changes > 0; --changes) {

@@ -21,11 +21,11 @@ BUILD = ROOT / "build"  # run.py --build
 SUCCESS, CHECK_FAILED, REFUSED = 0, 1, 2  # exit codes of the command line
 ANY = (SUCCESS, REFUSED)
 
-# Generous: a slow machine that is busy must not look like an attack that succeeded.
+# Generous limits: a slow or busy machine must not look like a successful attack.
 SECONDS = 60
 MEGABYTES = 1500
 
-SMALL_STACK = {resource.RLIMIT_STACK: 512 << 10}  # as those of threads in pools
+SMALL_STACK = {resource.RLIMIT_STACK: 512 << 10}  # as in threads of pools
 
 
 @dataclass(frozen=True)
@@ -51,10 +51,10 @@ def command(
     megabytes: int = MEGABYTES,
     short: bool = False,
 ) -> Attack:
-    """The command line in a folder of its own that holds `files`.
+    """Runs the command line in a new folder that holds `files`.
 
     It must end with one of `codes`, and print each of `words`. Only the files `written` may be new or changed, and only
-    where it succeeded. `environment` adds variables (None: takes them away); `limits` are for setrlimit.
+    if it succeeds. `environment` adds variables (None removes one); `limits` are for setrlimit.
     """
     codes = (codes,) if isinstance(codes, int) else codes
 
@@ -84,7 +84,7 @@ def command(
 
 
 def program(arguments: Sequence[object], seconds: float) -> str | None:
-    """A program that attacks from inside, in a folder of its own. It ends with 0 where all was withstood."""
+    """Runs a program that attacks from inside, in a new folder. Exit code 0 means that every attack was withstood."""
     with tempfile.TemporaryDirectory(prefix="flashlift-hostile-") as folder:
         ended = _run(list(map(str, arguments)), folder, "", {}, {}, seconds)
     last = (ended.output.splitlines() or [""])[-1]
@@ -94,7 +94,7 @@ def program(arguments: Sequence[object], seconds: float) -> str | None:
 
 @dataclass(frozen=True)
 class Ended:
-    code: int | None  # None: it had to be stopped
+    code: int | None  # None: the process had to be stopped
     output: str
     errors: str
     megabytes: float
@@ -159,7 +159,7 @@ def _fault_of(ended: Ended, codes, words, megabytes) -> str | None:
 
 
 def _content(folder) -> dict[str, bytes | None]:
-    """Of all that is in a folder; None for what is no plain file."""
+    """The content of each file in a folder; None for anything that is not a regular file."""
     return {
         str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None
         for path in Path(folder).rglob("*")

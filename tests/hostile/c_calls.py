@@ -185,7 +185,7 @@ class Library:
 
 
 class Memory:
-    """Bytes at the end of a page that one follows which nobody may touch, with the page before them guarded too."""
+    """Bytes at the end of a page, between two pages that nobody may access."""
 
     def __init__(self, size: int) -> None:
         pages = (size + mmap.PAGESIZE - 1) // mmap.PAGESIZE + 2
@@ -245,7 +245,7 @@ def f32(*numbers: float) -> bytes:
 class Attention:
     """One compiled attention and the tensors of a call."""
 
-    # Everything that a call can bring, but for pages, which have a problem of their own.
+    # All arguments of a call except pages, which have a separate problem.
     SIZES = "attn b2 hq4 hkv2 sq6 skv9 dqk8 dv12"
     FULL = f"{SIZES} f32 sinks=2 lse row_max keep_mask bias=f32"
     PAGED = "attn b2 h4 sq6 skv16 d8 f32 page_size=4 lse"
@@ -300,7 +300,7 @@ class Attention:
         return self.tensors["out"].memory.bytes()
 
     def require_unharmed(self) -> None:
-        """A right call gives what it gave at first."""
+        """A correct call still gives its first result."""
         if self.result() != self.expected:
             raise Broken("a right call gives another result than before")
 
@@ -315,7 +315,7 @@ def require_refused(answer: tuple[int, str], *words: str, codes: tuple[int, ...]
 
 
 def require_answer(answer: tuple[int, str]) -> None:
-    """Success, or an error about what was given."""
+    """The call succeeds, or reports an error in its arguments."""
     code, message = answer
     if code not in (0, *CALLERS) or (code != 0 and not message):
         raise Broken(f"expected success or an error about what was given, got {code}: {message[:300]}")
@@ -333,7 +333,7 @@ def group(function: Group) -> Group:
 
 
 def copy_of(owned: Owned) -> tuple[Tensor, list]:
-    """A tensor that may be changed, with sizes and strides of its own."""
+    """A tensor with copies of sizes and strides, so that it may be changed."""
     tensor = Tensor.from_buffer_copy(owned.tensor)
     shape = (c_int64 * 64)(*owned.shape)
     strides = (c_int64 * 64)(*owned.strides)
@@ -396,7 +396,7 @@ def attack_tensors(library: Library, problem: str) -> list[tuple[str, Callable[[
 
         attacks.append((f"{name}: NULL", lambda run=run: run(None)))
         for fault, change in tensor_faults(owned.tensor.ndim):
-            if (name, fault[:4], fault[-11:]) != ("page_table", "size", "dimension 1"):  # it may be wider than need be
+            if (name, fault[:4], fault[-11:]) != ("page_table", "size", "dimension 1"):  # may be wider than needed
                 attacks.append((f"{name}: {fault}", lambda run=run, change=change: run(change)))
         if owned.tensor.type.bits > 8:
 
@@ -490,7 +490,7 @@ def backward_tensors(library: Library) -> list[tuple[str, Callable[[], None]]]:
 
 @group
 def structures(library: Library) -> list[tuple[str, Callable[[], None]]]:
-    """Sizes that no structure has, and those that end inside of a field."""
+    """Structure sizes that do not exist, and sizes that end inside a field."""
     attention = Attention(library, f"{Attention.SIZES} f32")
     arguments = attention.arguments()
     backward = BackwardArguments(forward=ctypes.pointer(arguments), d_out=attention.tensors["out"].pointer())
@@ -589,7 +589,7 @@ TEXTS: dict[str, bytes] = {
 
 @group
 def problem_texts(library: Library) -> list[tuple[str, Callable[[], None]]]:
-    """Texts that are no problem, to everything that reads problems."""
+    """Passes texts that are not problems to every function that reads problems."""
     handle = c_void_p()
     kinds = Owned("u8", 1, 1, 1, 1)
     takers = {
@@ -605,7 +605,7 @@ def problem_texts(library: Library) -> list[tuple[str, Callable[[], None]]]:
     }
 
     def take(taker: str, text: bytes) -> None:
-        handle.value = 1  # whoever fails must leave NULL there
+        handle.value = 1  # a call that fails must set it to NULL
         require_refused(takers[taker](text))
         if taker != "block_kinds" and handle.value is not None:
             raise Broken("a failed call leaves a handle")
@@ -633,7 +633,7 @@ NAMES: list[bytes] = [
 
 @group
 def options(library: Library) -> list[tuple[str, Callable[[], None]]]:
-    """Options of all functions with values that they do not have."""
+    """Options of all functions with values outside their ranges."""
     handle = c_void_p()
     problem = b"attn h1 s4 d8 bias=f32"
     module = b"func.func @f() { return }"
@@ -671,7 +671,7 @@ def options(library: Library) -> list[tuple[str, Callable[[], None]]]:
     lens = (c_int64 * 2)(-1, 0)
     names = (c_char_p * 2)(b"bias", None)
     unknown = (c_char_p * 1)(b"\xff")
-    # A GPU or NVRTC may be missing, which is said first.
+    # If the GPU or NVRTC is missing, the error reports that first.
     gpu = (*CALLERS, NOT_FOUND)
     attacks: list[tuple[str, Callable[[], None]]] = [
         *[(f"device {d}", lambda d=d: require_refused(compile_with(device=Device(*d)), "device", codes=gpu)) for d in ((-1, 0), (3, 0), (2, -1), (2, 2**31 - 1), (2, -(2**31)), (2**31 - 1, 0))],
@@ -816,7 +816,7 @@ def judge(library: Library) -> list[tuple[str, Callable[[], None]]]:
 
 @group
 def executors(library: Library) -> list[tuple[str, Callable[[], None]]]:
-    """Pools that the caller lends, of strange sizes and habits."""
+    """Thread pools of the caller with strange sizes and behaviour."""
     attention = Attention(library, f"{Attention.SIZES} f32")
 
     def lend(concurrency: int, parallel_for: Callable | None) -> tuple[int, str]:
@@ -869,7 +869,7 @@ def executors(library: Library) -> list[tuple[str, Callable[[], None]]]:
 
 @group
 def callbacks(library: Library) -> list[tuple[str, Callable[[], None]]]:
-    """What tuning calls, which calls back."""
+    """Callbacks of tuning that call the library again."""
     problem = b"attn h1 s8 d8"
 
     def tune(on_progress: Callable[[object, float, int], int]) -> tuple[int, str]:
@@ -895,7 +895,7 @@ def callbacks(library: Library) -> list[tuple[str, Callable[[], None]]]:
 
 @group
 def threads(library: Library) -> list[tuple[str, Callable[[], None]]]:
-    """One attention on 16 threads, beside others that compile, fail and destroy theirs; and forks amid them."""
+    """One attention on 16 threads, while other threads compile, fail and destroy theirs, and the process forks."""
     module = b"func.func @f(%x: tensor<2xf32>) -> tensor<2xf32> { return %x : tensor<2xf32> }"
 
     def beside(count: int, body: Callable[[int], None]) -> None:

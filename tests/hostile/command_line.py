@@ -6,7 +6,8 @@ from attack import ANY, REFUSED, SMALL_STACK, SUCCESS, Attack, command
 
 PROBLEM = "attn h1 s64 d8 causal"
 
-# What no number is, or none that an option takes. Each of the lists below says which of them it does take.
+# Texts that are not numbers, and numbers that some options refuse. Each of the lists below names those that its options
+# accept.
 NUMBERS = [
     "", " ", "nan", "NaN", "inf", "-inf", "infinity", "-1", "-0.5", "0", "1", "1.5", "1e30", "1e999", "-1e999", "0x10",
     "0b1", "1_000", "１", "٣", "½", "1,5", "1.5.2", "18446744073709551615", "18446744073709551616",
@@ -15,7 +16,7 @@ NUMBERS = [
 ]  # fmt: skip
 
 
-# Other spellings of a number that a parser may know.
+# Other spellings of a number that a parser might accept.
 SPELLINGS = {"01", "+1", "0x10", "0b1", "1_000", "1 ", " 1", "1\t"}
 
 
@@ -52,7 +53,7 @@ def numbers() -> list[Attack]:
 
 
 def environments() -> list[Attack]:
-    """Values that a variable cannot have."""
+    """Invalid values of environment variables."""
     wrong = {
         "FLASHLIFT_THREADS": ["0", "-1", "4097", "99999999999999999999", "two", "1.5", " 1", "nan"],
         "FLASHLIFT_LOG": ["loud", "DEBUG", "0", "\x1b[31m"],
@@ -82,7 +83,7 @@ def environments() -> list[Attack]:
 
 
 def problems() -> list[Attack]:
-    """Problems of sizes that nobody has memory or time for, and programs as large as they may be."""
+    """Problems that nobody has memory or time for, and programs of the largest allowed size."""
     huge = [
         "h1 s1073741824 d8 causal", "h1 s1073741824 d8", "h64 s1073741824 d256 window=100",
         "b1073741824 h1 s1 d8 causal",
@@ -124,7 +125,7 @@ def problems() -> list[Attack]:
 
 
 def limits() -> list[Attack]:
-    """Files that may not grow (by more than an error message, which goes to one), and little memory."""
+    """Files that may not grow (by more than an error message, which is written to a file), and little memory."""
     name = {resource.RLIMIT_FSIZE: "files of {} bytes", resource.RLIMIT_AS: "{} bytes of memory"}
     module = "func.func @f() {\n  return\n}\n"
     return [
@@ -144,7 +145,7 @@ def limits() -> list[Attack]:
 
 
 def options() -> list[Attack]:
-    """Values that the options of the newer subcommands do not have, and places where no file can be."""
+    """Invalid values for the options of the newer subcommands, and paths where no file can be."""
     module = "func.func @f() {\n  return\n}\n"
     forms = [
         "vhlo=", "vhlo=1", "vhlo=1.9", "vhlo=1.9.0.0", "vhlo=-1.9.0", "vhlo=1.9.x", "vhlo=1.9.0 ", "vhlo=999.0.0",

@@ -1,4 +1,4 @@
-"""Attacks by modules: small texts of large things, on small stacks."""
+"""Attacks by modules: short texts that stand for large modules, and small stacks."""
 
 from collections.abc import Callable
 
@@ -30,12 +30,12 @@ def repeated(step: Callable[[int], str], count: int, separator: str = "") -> str
 
 
 def aliases(first: str, step: str, count: int, sigil: str = "#a") -> str:
-    """`count` aliases, each made of the one before it, which stands in `step` as @."""
+    """`count` aliases; each contains the one before it, at the place of @ in `step`."""
     return f"{sigil}0 = {first}\n" + repeated(lambda i: f"{sigil}{i + 1} = {step.replace('@', f'{sigil}{i}')}\n", count)
 
 
 def texts() -> list[Attack]:
-    """What MLIR's lexer, parser and verifier are slow at, or recurse on."""
+    """Texts on which MLIR's lexer, parser and verifier are slow or recurse."""
     use = "  %0 = stablehlo.negate %x {a = #a@} : tensor<2xf32>"
     dimensions = "1x" * 100_000
     order = repeated(str, 100_000, ", ")
@@ -79,7 +79,7 @@ def texts() -> list[Attack]:
 
 
 def many_things() -> list[Attack]:
-    """Modules that hold very many of what usual ones hold a few of."""
+    """Modules with very many of the things of which usual modules have few."""
     blocks = repeated(lambda i: f'^bb{i}:\n  "a.b"()[^bb{i * 7 % 50_000}] : () -> ()\n', 50_000)
     operations = repeated(lambda i: f"  %{i} = stablehlo.negate %{i - 1 if i else 'x'} : tensor<2xf32>\n", 100_000)
     operands = ", ".join(["%x"] * 100_000)
@@ -111,7 +111,7 @@ def many_things() -> list[Attack]:
     ]  # fmt: skip
 
 
-# Between the product of queries and keys, %s, and the softmax over %last.
+# What stands between the product of queries and keys, %s, and the softmax over %last.
 HEAD = f"""func.func @main(%x: {SQUARE}) -> {SQUARE} {{
   %s = stablehlo.dot_general %x, %x, contracting_dims = [1] x [1] : ({SQUARE}, {SQUARE}) -> {SQUARE}
   %one = stablehlo.constant dense<1.0> : {SQUARE}
@@ -129,7 +129,7 @@ TAIL = f"""  %e = stablehlo.exponential %last : {SQUARE}
 }}
 """
 SMALLER = "stablehlo.compare LT, %{0}, %one : (tensor<4x4xf32>, tensor<4x4xf32>) -> tensor<4x4xi1>"
-# Each line makes %c<i> of %<before>, which it reads twice: of n lines are made 2^n terms.
+# Each line computes %c<i> from %<before>, which it reads twice: n lines give 2^n terms.
 DOUBLING = {
     **{
         name: f"  %c{{1}} = stablehlo.{name} %{{0}}, %{{0}} : {SQUARE}\n"
@@ -156,7 +156,7 @@ DOUBLING = {
 
 
 def chain(step: str, count: int, behind: str = "scores") -> str:
-    """An attention with `count` steps behind its scores, its exponentials, or the sum that they are divided by."""
+    """An attention with `count` operations after its scores, its exponentials, or the sum that they are divided by."""
     start, shown = {"scores": ("s", "last"), "exponentials": ("e", "e"), "probabilities": ("p", "p")}[behind]
     lines = "".join(step.format(f"c{i - 1}" if i else start, i, f"{i - 1}" if i else "q") for i in range(count))
     lines = lines.replace("%jq", "%q")
@@ -173,7 +173,7 @@ def chain(step: str, count: int, behind: str = "scores") -> str:
 
 
 def attentions() -> list[Attack]:
-    """Work between two products that is far larger written out than it is as operations."""
+    """Work between two products that is far larger as an expanded formula than as operations."""
     attacks = [
         module(f"{count} steps of {name} behind {behind}", chain(step, count, behind), SUCCESS, short=count == 40 and name in ("add", "mask"))
         for name, step in DOUBLING.items()
@@ -225,7 +225,8 @@ def files() -> list[Attack]:
 
 
 def names() -> list[Attack]:
-    """Names that a terminal would obey, or take for lines of ours, where they are quoted."""
+    """Names with which a terminal would run commands, or that imitate lines of our output, in places where they are
+    quoted."""
     call = '  %c = stablehlo.custom_call @"{}"(%s) : (tensor<4x4xf32>) -> tensor<4x4xf32>\n'
     hostile = HEAD + call.format("\\1b[31m\\0a1 of 1 fused\\1b]0;title\\07") + TAIL.replace("%last", "%c")
     shown = ["\\x1b[31m\\x0a1 of 1 fused\\x1b]0;title\\x07", "0 of 1 fused"]

@@ -1,4 +1,4 @@
-"""Attacks on Flashlift's interfaces: what is given on purpose to break them. `make hostile` runs all.
+"""Attacks on Flashlift's interfaces by malicious input. `make hostile` runs all of them.
 
     run.py [--short] [--part NAME] [--match TEXT] [--jobs N] [--build FOLDER]
 
@@ -31,12 +31,12 @@ def attacks_of(part: str, short: bool, match: str) -> list:
 def withstood(one) -> str | None:
     try:
         return one.run()
-    except Exception as error:  # the attack's own, which is no less a fault
+    except Exception as error:  # in the attack's own code, which counts as a failure too
         return f"{type(error).__name__}: {error}"
 
 
 def run(part: str, attacks: list, jobs: int) -> list[str]:
-    """The faults, each with the attack's name. Shows how far it is."""
+    """The failures, each with the attack's name. Shows progress."""
     faults = []
     start = time.monotonic()
     on_terminal = sys.stdout.isatty()

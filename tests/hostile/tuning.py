@@ -1,4 +1,4 @@
-"""Attacks on what tuning leaves on disk: the database, and the JSON that it is exported to and imported from.
+"""Attacks by tuning results: the database, and the JSON to which it is exported and from which it is imported.
 
 Whatever is there, compiling works, and each command ends soon with a result or an error.
 """
@@ -64,12 +64,12 @@ class Machine:
 def database(
     name: str, change: Callable[[Machine], object], reads: int = REFUSED, writes: int = REFUSED, short: bool = False
 ) -> Attack:
-    """`change` spoils the database. `reads` and `writes` say how commands end that do so."""
+    """`change` damages the database. `reads` and `writes`: how commands end that read or write it."""
 
     def run() -> str | None:
         with tempfile.TemporaryDirectory(prefix="flashlift-hostile-") as folder:
             machine = Machine(folder)
-            kept = change(machine)  # a connection holds its locks until this is gone
+            kept = change(machine)  # a connection holds its locks until this is deleted
             faults = [
                 machine.fault(["run", PROBLEM, "--seconds=0"], SUCCESS),
                 machine.fault(["cache", "list"], reads),
@@ -169,7 +169,7 @@ def databases() -> list[Attack]:
 
 
 def imported(name: str, content: str | bytes, codes: int | tuple[int, ...] = REFUSED, short: bool = False) -> Attack:
-    """What `flashlift cache import` reads."""
+    """Files that `flashlift cache import` reads."""
 
     def run() -> str | None:
         with tempfile.TemporaryDirectory(prefix="flashlift-hostile-") as folder:
@@ -190,7 +190,7 @@ def imported(name: str, content: str | bytes, codes: int | tuple[int, ...] = REF
 
 
 def entry(**fields: object) -> Attack:
-    """The right entry, but for some fields."""
+    """The correct entry, except for some fields."""
     name = ", ".join(f"{field} {repr(value)[:20]}" for field, value in fields.items())
 
     def run() -> str | None:
@@ -240,7 +240,7 @@ def imports() -> list[Attack]:
 
 
 def full() -> list[Attack]:
-    """No room to write into: what was there stays, and the error says where to go."""
+    """The disk is full: existing entries stay, and the error names the variable that selects another folder."""
 
     def run() -> str | None:
         with tempfile.TemporaryDirectory(prefix="flashlift-hostile-") as folder:

@@ -12,7 +12,7 @@ import re
 import sys
 from pathlib import Path
 
-# What each folder may include besides itself and everything those include in turn.
+# The folders that each folder may include, besides itself and everything that these include in turn.
 DIRECT = {
     "src/support": [],
     "src/score": ["src/support"],
@@ -35,7 +35,7 @@ DIRECT = {
 
 # Third-party headers, and the only folders that may include them.
 CONFINED = {
-    r"(llvm|llvm-c)/": ["src/cpu/jit", "src/stablehlo"],  # MLIR's own interfaces are made of LLVM's value types
+    r"(llvm|llvm-c)/": ["src/cpu/jit", "src/stablehlo"],  # MLIR's own interfaces use LLVM's value types
     r"(mlir|mlir-c)/": ["src/stablehlo"],
     r"xla/": ["src/xla"],
     r"(([a-z]{1,2}mm|x86|amx[a-z0-9]*)intrin\.h|cpuid\.h)": ["src/cpu/tile/x86", "benchmarks"],
@@ -44,23 +44,23 @@ CONFINED = {
     r"(cuda|cuda_runtime|cuda_fp16|cuda_bf16|nvrtc|cudaTypedefs)(\.h|_api\.h)": [],
 }
 
-# Folders inside of those that may, which must not: their tests build without the third party.
+# Folders inside the allowed ones that must not include them: their tests build without the third-party library.
 KEPT_OUT = {"src/stablehlo/algebra": r"(llvm|llvm-c|mlir|mlir-c)/"}
 
-# Sources that a run-time compiler reads, not ours: they include what is beside them when it compiles them.
+# Sources that are compiled at run time: their includes are resolved then.
 NOT_HOST_CODE = ["src/cuda/kernels"]
 
 INCLUDE = re.compile(r'^\s*#\s*include\s*["<]([^">]+)[">]')
 SUFFIXES = {".h", ".hpp", ".def", ".cpp", ".cc", ".cuh", ".cu", ".inc"}
 
 
-# Where the meaning of operations is written down. (What matches patterns of a few operations, as lifting does, may
-# leave the others alone.)
+# The folders that define what operations mean. (Code that matches patterns of a few operations, such as lifting, may
+# leave out the others.)
 OPERATIONS = ("src/score", "src/problem", "src/cpu", "src/cuda", "src/runtime")
 
 
 def switches_that_forget(path, text):
-    """Lines of `default:` in a switch over operations, which would hide that it lacks a new one."""
+    """Lines with `default:` in a switch over operations: a default hides that the switch lacks a new operation."""
     if not path.startswith(tuple(folder + "/" for folder in OPERATIONS)):
         return []
     found, stack = [], []  # for each open brace: whether a `case Op::` stands in it, and the line of its `default:`
@@ -89,7 +89,7 @@ def allowed(folder):
 
 def layer_of(path):
     parts = path.split("/")
-    names = ("/".join(parts[:length]) for length in (3, 2, 1))  # the folder that is closest to the file
+    names = ("/".join(parts[:length]) for length in (3, 2, 1))  # the innermost folder that is listed
     return next((name for name in names if name in DIRECT), None)
 
 
@@ -117,13 +117,13 @@ def problem_with(path, included, ours):
 
 
 def imports_of(path, text, modules):
-    """Those of `modules` (name -> path) that a Python module imports, wherever the import stands in it."""
+    """The modules among `modules` (name -> path) that a Python module imports, anywhere in its text."""
     found = set()
     for node in ast.walk(ast.parse(text, path)):
         if isinstance(node, ast.Import):
             found |= {one.name for one in node.names}
         elif isinstance(node, ast.ImportFrom) and node.level == 0:
-            for one in node.names:  # a module of a package, or a name in one
+            for one in node.names:  # a module of a package, or a name in a module
                 inner = f"{node.module}.{one.name}"
                 found.add(inner if inner in modules else node.module)
     return found & modules.keys()
@@ -134,7 +134,7 @@ def folder_of(module, modules):
 
 
 def circle_in(graph):
-    """A circle among nodes (node -> those that it leads to), as a list that ends where it begins, or None."""
+    """A circle in a graph (node -> its successors), as a list whose last element equals the first, or None."""
     done, path = set(), []
 
     def visit(node):

@@ -1,5 +1,4 @@
-"""Where the loader looks for the libraries of what is built and installed: only in the folders that hold them, and
-never in the current one.
+"""Checks that the loader searches only the folders of built and installed libraries, and never the current folder.
 
 Run by ctest: loader_test.py BUILD WORK DECOY [COMMAND]
 """
@@ -26,7 +25,7 @@ def is_loadable(path):
 
 
 def built_files(build, tests):
-    """All but what the tests of packages make: users' programs, which may name any folder."""
+    """All files except those that the package tests make: users' programs may name any folder."""
     others = {build / name for name in ("venv", "setup")} | {tests}
     for folder, folders, names in os.walk(build):
         folders[:] = [name for name in folders if Path(folder) / name not in others and name != "CMakeFiles"]
@@ -34,7 +33,7 @@ def built_files(build, tests):
 
 
 def dynamic_section(path):
-    """Its RUNPATH's entries, and the libraries that it needs."""
+    """The file's RUNPATH entries, and the libraries that it needs."""
     text = output_of("readelf", "-dW", path)
     paths = re.findall(r"\((?:RPATH|RUNPATH)\).*\[(.*)\]", text)
     return [entry for path in paths for entry in path.split(":")], re.findall(r"\(NEEDED\).*\[(.*)\]", text)
@@ -82,14 +81,14 @@ def main():
     for name in needed:
         shutil.copy(decoy, folder / Path(name).name)
     for path in files:
-        # The loader's own answer, without running anything.
+        # The loader reports it, without running anything.
         found = output_of("ldd", path, cwd=folder, env=environment())
         faults += [f"{path}: {line.strip()}" for line in found.splitlines() if str(folder) in line or "=> ./" in line]
     for command in sys.argv[4:]:
         done = subprocess.run([command, "--version"], cwd=folder, env=environment(), capture_output=True, text=True)
         if done.returncode != 0:
             faults.append(f"{command} in a folder of decoys: exit code {done.returncode}\n{done.stdout}{done.stderr}")
-        # What this test looks for can be seen.
+        # The test detects a foreign library if there is one.
         lured = environment(LD_LIBRARY_PATH=str(folder))
         assert subprocess.run([command, "--version"], env=lured, capture_output=True).returncode != 0
     print(f"{len(files)} files, {len(needed)} libraries", *faults, sep="\n")

@@ -20,11 +20,11 @@ const Capabilities kCooperLake{kAvx2, kAvx512, kAvx512Bf16};
 const Capabilities kZen4{kAvx2, kAvx512, kAvx512Bf16, kFastBf16Dot};
 const Capabilities kSapphireRapids{kAvx2, kAvx512, kAvx512Bf16, kAmx};
 
-// What stands first of those that take the problem; where none does, the reasons.
-std::string first_of_list(const std::string& text, const CpuMachine& machine, const std::string& asked = "") {
+// The first implementation of the list that accepts the problem; if none does, the reasons.
+std::string first_of_list(const std::string& text, const CpuMachine& machine, const std::string& requested = "") {
   const Result<Problem> problem = parse_problem(text);
   EXPECT_TRUE(problem.ok()) << problem.error().message;
-  const auto answers = ask(cpu_list(), asked, "the CPU", [&](const CpuImplementation& row, bool by_name) {
+  const auto answers = evaluate(cpu_list(), requested, "the CPU", [&](const CpuImplementation& row, bool by_name) {
     return refusal(row, *problem, machine, by_name);
   });
   if (!answers.ok()) {
@@ -46,7 +46,7 @@ TEST(CpuList, GivesEachProcessorItsFastestKernels) {
   EXPECT_EQ(first_of_list("attn h1 s8 d8 bf16 dropout=0.1", {kSapphireRapids, {}}), "cpu_avx512");
 }
 
-// Whatever the processor and the problem.
+// For every processor and problem.
 TEST(CpuList, EndsInAPortableImplementation) {
   for (const char* problem : {"attn h1 s8 d8 f32", "attn h1 s8 d8 bf16 dropout=0.1", "attn h1 s8 d8 f16 causal"}) {
     EXPECT_EQ(first_of_list(problem, {Capabilities{}, {}}), "cpu_portable");
@@ -65,7 +65,7 @@ TEST(CpuList, WhatIsAskedForByNameRunsOrSaysWhyNot) {
             std::string::npos);
 }
 
-// A set: a machine may have AMX and lack what stands before it on a line.
+// Capabilities are a set: a machine may have AMX and lack the capabilities that are listed before it.
 TEST(CpuList, CapabilitiesAreASet) {
   EXPECT_EQ(first_of_list("attn h1 s8 d8 bf16", {Capabilities{kAvx2, kAmx}, {}}), "cpu_avx2");
   EXPECT_TRUE(kZen4.has_all(kCooperLake));

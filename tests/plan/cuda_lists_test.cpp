@@ -17,15 +17,15 @@ Problem problem_of(const std::string& text) {
   return *problem;
 }
 
-Result<Answers<CudaForward>> ask_forward(const Problem& problem, int architecture, const std::string& asked = "") {
+Result<Answers<CudaForward>> ask_forward(const Problem& problem, int architecture, const std::string& requested = "") {
   const LengthClass length = cuda::length_class(problem, problem.q_len);
-  return ask(cuda_forward_list(), asked, "CUDA's forward pass", [&](const CudaForward& row, bool by_name) {
+  return evaluate(cuda_forward_list(), requested, "CUDA's forward pass", [&](const CudaForward& row, bool by_name) {
     return refusal(row, problem, length, device_of(architecture), by_name);
   });
 }
 
-std::string first_forward(const std::string& text, int architecture, const std::string& asked = "") {
-  const Result<Answers<CudaForward>> answers = ask_forward(problem_of(text), architecture, asked);
+std::string first_forward(const std::string& text, int architecture, const std::string& requested = "") {
+  const Result<Answers<CudaForward>> answers = ask_forward(problem_of(text), architecture, requested);
   if (!answers.ok()) {
     return answers.error().message;
   }
@@ -60,7 +60,7 @@ TEST(CudaForwardList, WhatIsAskedForByNameRunsCallsOfAnyLengthOrSaysWhyNot) {
   EXPECT_EQ(first_forward("attn h8 sq1 skv64 d128 bf16", 90, "cuda_sm90"), "cuda_sm90");
   const std::string wrong = first_forward(many, 80, "cuda_sm90");
   EXPECT_NE(wrong.find("cuda_sm90: a device has compute capability 8.0, expected 9.0"), std::string::npos) << wrong;
-  EXPECT_NE(wrong.find("cuda_sm80: another implementation, cuda_sm90, was asked for by name"), std::string::npos)
+  EXPECT_NE(wrong.find("cuda_sm80: another implementation, cuda_sm90, was requested by name"), std::string::npos)
       << wrong;
   const std::string unknown = first_forward(many, 90, "cuda_sm99");
   EXPECT_EQ(unknown,
@@ -68,7 +68,7 @@ TEST(CudaForwardList, WhatIsAskedForByNameRunsCallsOfAnyLengthOrSaysWhyNot) {
             "cuda_sm90, cuda_sm80");
 }
 
-// The tiles of a problem's own length and of its class are the same: a front end that does not know the lengths loses
+// A problem's own length and its length class give the same tiles: a front end that does not know the lengths loses
 // nothing.
 TEST(CudaForwardList, LengthsFallIntoClasses) {
   const Problem problem = problem_of("attn hq8 hkv2 s8 d128 bf16");
@@ -100,7 +100,7 @@ TEST(CudaBackwardList, HopperComesFirst) {
   EXPECT_NE(reason->find("bf16 and f16 only"), std::string::npos) << *reason;
 }
 
-// What every front end asks before it runs forward for a gradient.
+// Every front end calls this before it runs the forward pass of a gradient.
 TEST(CudaBackwardList, SaysWhichBackwardPassesReadTheResidual) {
   const CudaBackward& hopper = cuda_backward_list().front();
   const CudaBackward& portable = cuda_backward_list().back();
@@ -110,7 +110,7 @@ TEST(CudaBackwardList, SaysWhichBackwardPassesReadTheResidual) {
   for (const int architecture : {80, 86, 89, 90, 100, 120}) {
     EXPECT_TRUE(reads(portable, "d128 bf16 causal lse", architecture)) << architecture;
     EXPECT_TRUE(reads(portable, "d64 f16 softcap=30 lse", architecture)) << architecture;
-    EXPECT_TRUE(reads(portable, "d128 bf16 lse residual", architecture)) << architecture;  // already asked for
+    EXPECT_TRUE(reads(portable, "d128 bf16 lse residual", architecture)) << architecture;  // has one already
     EXPECT_FALSE(reads(portable, "d128 f32 causal lse", architecture)) << architecture;
     EXPECT_FALSE(reads(portable, "d128 bf16 out=f32 lse", architecture)) << architecture;  // nothing is rounded
     EXPECT_FALSE(reads(portable, "d128 bf16 causal", architecture)) << architecture;       // no lse
@@ -124,7 +124,7 @@ TEST(CudaBackwardList, SaysWhichBackwardPassesReadTheResidual) {
   EXPECT_TRUE(reads(hopper, "d64 bf16 bias=f32 lse", 90));
 }
 
-// `explain` shows it.
+// `explain` prints these reasons.
 TEST(CudaBackwardList, SaysWhyNotOneKernel) {
   using cuda::BackwardKind;
   const auto described = [](const std::string& text, int architecture, BackwardKind kind = BackwardKind::kPortable) {
@@ -145,8 +145,8 @@ TEST(CudaBackwardList, SaysWhyNotOneKernel) {
 
 TEST(CudaBackwardList, WhatItDoesNotHaveIsAnErrorThatNamesWhatItHas) {
   const Result<Answers<CudaBackward>> answers =
-      ask(cuda_backward_list(), "cuda_decode", "CUDA's backward pass",
-          [](const CudaBackward&, bool) { return std::optional<std::string>(); });
+      evaluate(cuda_backward_list(), "cuda_decode", "CUDA's backward pass",
+               [](const CudaBackward&, bool) { return std::optional<std::string>(); });
   ASSERT_FALSE(answers.ok());
   EXPECT_NE(answers.error().message.find("no implementation named cuda_decode"), std::string::npos);
   EXPECT_NE(answers.error().message.find("cuda_sm80"), std::string::npos);

@@ -1,4 +1,4 @@
-// The oracle's gradients against finite differences of the oracle itself.
+// The oracle's gradients, compared with finite differences of the oracle itself.
 #include "problem/oracle_backward.h"
 
 #include <gtest/gtest.h>
@@ -37,7 +37,7 @@ Case make_case(Problem problem, Random& random) {
   return made;
 }
 
-// <out, its cotangent> + <lse, its cotangent>, over rows that have a key.
+// <out, its cotangent> + <lse, its cotangent>, over the rows that have a key.
 double loss(const Case& at) {
   const OracleResult result = *run_oracle(at.problem, at.arguments.views);
   const auto* d_out = static_cast<const float*>(at.cotangents.out.data);
@@ -54,12 +54,13 @@ double loss(const Case& at) {
   return sum;
 }
 
-// Elements of one dense f32 tensor, drawn at random. Where halving the step changes the difference the loss has a kink.
+// Checks random elements of one dense f32 tensor. If a step of half the size changes the difference, the loss has a
+// kink there.
 void check_gradient(const Case& at, const char* name, const TensorView& tensor, const std::vector<double>& gradient,
                     Random& random, int& checked) {
   ASSERT_EQ(static_cast<int64_t>(gradient.size()), tensor.element_count()) << name;
   if (std::abs(loss(at)) > 1e6) {
-    return;  // a finite stand-in for -inf reached lse: differences drown in it
+    return;  // lse contains a finite stand-in for -inf, which hides the differences
   }
   for (int trial = 0; trial < 4 && !gradient.empty(); ++trial) {
     const size_t i = random() % gradient.size();
@@ -133,7 +134,7 @@ INSTANTIATE_TEST_SUITE_P(
                       "attn h2 s6 d4 f32 causal score_mod(t: f32[4], bucket: i32[6]) { %0 = load bucket[kv]; "
                       "%1 = load t[%0]; %2 = tanh %1; %3 = mul score, %2; return %3 }"));
 
-// Rounding passes gradients through unchanged by convention, whatever the difference.
+// By convention, rounding passes gradients through unchanged, so that finite differences do not apply.
 bool rounds(const Program& program) {
   return std::any_of(program.nodes.begin(), program.nodes.end(),
                      [](const Node& node) { return node.op == Op::k_round_bf16 || node.op == Op::k_round_f16; });
@@ -150,7 +151,7 @@ TEST(OracleBackward, AgreesWithFiniteDifferencesOnRandomPrograms) {
       problem.mask_mod = testing::draw_program(ProgramKind::kMaskMod, problem, random);
     }
     if (rounds(*problem.score_mod) || !collect_captures(problem.score_mod, problem.mask_mod).ok()) {
-      continue;  // or both drew the same name for different tensors
+      continue;  // or both programs drew the same name for different tensors
     }
     check_gradients(make_case(std::move(problem), random), random, checked);
     ASSERT_FALSE(HasFailure());

@@ -16,7 +16,7 @@ TensorView view_at(uintptr_t address, DType dtype, const std::vector<int64_t>& s
   return view;
 }
 
-// The first bytes of all elements, one entry each.
+// The first bytes of all elements, one entry for each element.
 std::vector<int64_t> addresses(const TensorView& view) {
   std::vector<int64_t> found = {static_cast<int64_t>(reinterpret_cast<uintptr_t>(view.data))};
   for (int d = 0; d < view.rank; ++d) {
@@ -72,7 +72,7 @@ TEST(Overlap, IsWhatCountingBytesSays) {
 }
 
 TEST(Overlap, TellsSlicesOfAPackedTensorApart) {
-  // q, k and v of [batch, length, 3, heads, depth], as a fused projection gives them: their ranges of bytes overlap.
+  // q, k and v of [batch, length, 3, heads, depth], as a fused projection returns them: their byte ranges overlap.
   constexpr int64_t kB = 4, kS = 1000, kH = 12, kD = 64;
   const auto slice = [&](int64_t index) {
     return view_at(4096 + static_cast<uintptr_t>(index * kH * kD * 2), DType::kBF16, {kB, kH, kS, kD},
@@ -90,7 +90,7 @@ TEST(Overlap, TellsSlicesOfAPackedTensorApart) {
 }
 
 TEST(Overlap, EndsWhereStridesHaveNoCommonMeasure) {
-  // The search has much to try here.
+  // Here the search has many combinations to try.
   const std::vector<int64_t> sizes(8, 1000);
   const std::vector<int64_t> strides = {1000003, 1000033, 1000037, 1000039, 1000081, 1000099, 1000117, 1000121};
   const TensorView view = view_at(16, DType::kF32, sizes, strides);

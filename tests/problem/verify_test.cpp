@@ -12,7 +12,7 @@ struct Call {
   size_t used = 0;
   AttentionArguments arguments;
 
-  // Each in memory of its own.
+  // A tensor in memory of its own.
   TensorView tensor(std::vector<int64_t> shape, DType dtype = DType::kF32) {
     const TensorView view = dense_view(memory.data() + used, dtype, shape);
     used += static_cast<size_t>(view.element_count());
@@ -55,7 +55,7 @@ TEST(VerifyArguments, NamesWhatDoesNotFit) {
   Call overlapping;
   overlapping.arguments.out.strides[1] = 0;
   EXPECT_NE(overlapping.error().find("dimension 1 of an output has stride 0"), std::string::npos);
-  Call folded;  // rows that begin inside one another
+  Call folded;  // rows that begin inside other rows
   folded.arguments.out.strides = {96, 24, 4, 1};
   EXPECT_NE(folded.error().find("dimension 2 of an output has stride 4"), std::string::npos) << folded.error();
   Call surplus_lse;
@@ -125,7 +125,7 @@ TEST(VerifyArguments, TakesOutputsOfAnyLayoutThatDoesNotOverlap) {
   EXPECT_EQ(call.error(), "");
 }
 
-// Every tensor of a call, each with a view that no memory has.
+// Gives each tensor of a call a view that no memory can have.
 TEST(VerifyArguments, RefusesViewsThatNoMemoryHas) {
   const auto tensors = [](AttentionArguments& arguments) {
     return std::vector<std::pair<std::string, TensorView*>>{{"q", &arguments.q},

@@ -26,7 +26,8 @@ TEST(Words, EveryExampleIsRead) {
   }
 }
 
-// Each feature's program, by itself and bottom right, is one that prints, is read back and reads what its row declares.
+// Each feature's program, aligned top left and bottom right, can be printed and read back, and reads the tensors that
+// its row declares.
 TEST(Words, EveryFeatureIsAProgramOverItsOwnTensors) {
   for (const WordText& text : word_texts()) {
     const bool is_mask = text.group == std::string_view("masks");
@@ -46,7 +47,7 @@ TEST(Words, EveryFeatureIsAProgramOverItsOwnTensors) {
   }
 }
 
-// What feature_tensor() says of a captured tensor holds for a feature's tensors only, not for others of their names.
+// feature_tensor() describes only tensors that belong to a feature, and not others of the same name.
 TEST(Words, TensorsOfOtherShapesAreNoFeatures) {
   EXPECT_NE(feature_tensor({"cu_seqlens_q", DType::kI32, {kSameSize}}), nullptr);
   EXPECT_EQ(feature_tensor({"cu_seqlens_q", DType::kF32, {kSameSize}}), nullptr);

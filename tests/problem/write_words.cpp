@@ -1,7 +1,7 @@
-// Whether the texts that are made from the tables of words (src/problem) are what the tables say.
+// Checks that the texts generated from the tables of words (src/problem) are up to date.
 //
-//   write_words ROOT            exit code 1, and what to do, if they are not
-//   write_words ROOT --write    writes them
+//     write_words ROOT            exit code 1, and what to do, if they are not
+//     write_words ROOT --write    writes them
 #include <fmt/format.h>
 
 #include <cstdio>
@@ -14,7 +14,7 @@
 namespace flashlift {
 namespace {
 
-// In a cell of a table, where | would end it.
+// For a cell of a table, where | would end the cell.
 std::string quoted(const std::vector<std::string>& texts) {
   std::string list;
   for (const std::string& text : texts) {
@@ -27,7 +27,7 @@ std::string quoted(const std::vector<std::string>& texts) {
   return list;
 }
 
-// Values that are numbers need an example; the others stand in the word's form.
+// Values that are numbers need an example; other values are listed in the word's form.
 bool needs_example(const problem::WordText& text) {
   return text.forms.front().ends_with('>') || text.forms.front().ends_with(">]");
 }
@@ -53,7 +53,7 @@ std::string read(const std::string& path) {
   return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
 }
 
-// The text with each table between its two marks.
+// Replaces each table between its two marks.
 std::string with_tables(std::string text, bool& all_marked) {
   for (const char* group : {"sizes", "masks", "scores", "options"}) {
     const std::string begin = fmt::format("<!-- {}: make words writes this table -->\n", group);
@@ -77,7 +77,7 @@ std::string dictionary() {
   return text;
 }
 
-// Whether the file holds the text; with `write`, after writing it.
+// Returns whether the file holds the text. With `write`, writes the file first.
 bool settle(const std::string& path, const std::string& text, bool write) {
   if (read(path) == text) {
     return true;

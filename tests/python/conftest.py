@@ -13,30 +13,31 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def quick_xla():
-    """Flags with which XLA compiles for CPUs in an eighth of the time. What it compiles here runs for microseconds."""
+    """Flags with which XLA compiles for CPUs in an eighth of the time. The compiled programs run only for microseconds
+    here."""
     if any(importlib.util.find_spec(f"jax_cuda{version}_plugin") for version in (12, 13)):
         return ""  # they would change its code for GPUs, too
     flags = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
-    # XLA of JAX 0.11 has one emitter, and ends a process that gives it a flag which it does not know.
+    # XLA of JAX 0.11 has one emitter, and stops the process if it gets a flag that it does not know.
     if importlib.metadata.version("jaxlib").startswith(("0.9.", "0.10.")):
         flags += " --xla_cpu_use_fusion_emitters=false"
     return flags
 
 
-# Before JAX makes its first client. Processes that tests start inherit it.
+# Must be set before JAX creates its first client. Processes that tests start inherit it.
 os.environ.setdefault("XLA_FLAGS", quick_xla())
 
 
 @pytest.fixture(autouse=True)
 def seeded():
-    """A test draws the same tensors whichever ran before it."""
+    """A test draws the same tensors, whichever tests ran before it."""
     if "torch" in sys.modules:
         sys.modules["torch"].manual_seed(0)
 
 
 @pytest.fixture(autouse=True)
 def untuned(monkeypatch):
-    """What was tuned on a developer's machine decides nothing here."""
+    """Tuning results on a developer's machine have no effect here."""
     monkeypatch.setenv("FLASHLIFT_TUNING", "off")
 
 
@@ -48,7 +49,7 @@ def root():
 
 @pytest.fixture(scope="session")
 def flashlift():
-    """Runs the command line: flashlift("run", "attn ...") gives the finished process, with text output."""
+    """Runs the command line: flashlift("run", "attn ...") returns the finished process, with text output."""
     program = ROOT / "build" / "bin" / "flashlift"
     assert program.exists(), f"{program} is missing; run `make build`"
 

@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 
-# argv: which partitioner, shardy or gspmd.
+# argv: the partitioner, shardy or gspmd.
 HEAD = """
 import sys
 import jax, jax.numpy as jnp, numpy as np
@@ -25,7 +25,7 @@ def assert_close(ones, others):
 
 
 def run(program, *arguments):
-    """Of a program that prints "agree" in the end, and nothing else."""
+    """Runs a program that must print "agree" at its end, and nothing else."""
     flags = os.environ["XLA_FLAGS"] + " --xla_force_host_platform_device_count=8"
     environment = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
     command = [sys.executable, "-c", program, *arguments]

@@ -27,7 +27,7 @@ def causal(q, k, v):
 
 
 def by_hand(q, k, v, annotate=lambda x, *_: x):
-    """With annotations on all that stands between the operands and the output."""
+    """With annotations on every value between the operands and the output."""
     scores = annotate(jnp.einsum("bqhd,bkhd->bhqk", q, k) / DEPTH**0.5, "data", "model", None, None)
     probabilities = annotate(jax.nn.softmax(scores, axis=-1), "data", "model", None, None)
     return annotate(jnp.einsum("bhqk,bkhd->bqhd", probabilities, v), *HEADS_SPLIT)
@@ -54,7 +54,7 @@ def layer(annotate):
 
 
 def slopes(q, k, v, table):
-    """A bias of each head's own, from a tensor and by positions."""
+    """A bias with a slope per head, computed from a tensor and positions."""
     distance = jnp.arange(LENGTH)[None, :] - jnp.arange(LENGTH)[:, None]
     bias = (table[:, None, None] * distance)[None]
     return jax.nn.dot_product_attention(q, k, v, bias=bias, is_causal=True)
@@ -72,7 +72,7 @@ def sunk(q, k, v, sinks):
 
 
 def alibi(q, k, v):
-    """Slopes computed from the numbers of heads, and a window that widens with the batch."""
+    """Slopes computed from head indices, and a window that widens with the batch index."""
     distance = jnp.arange(LENGTH)[None, :] - jnp.arange(LENGTH)[:, None]
     slope = 2.0 ** -(jnp.arange(HEADS, dtype=jnp.float32) + 1)
     window = (8 + jnp.arange(BATCH))[:, None, None, None]
@@ -110,7 +110,7 @@ THREE = (HEADS_SPLIT,) * 3
 ONE_HEAD = (HEADS_SPLIT, P("data"), P("data"))
 split_map = jax.shard_map(causal, mesh=mesh, in_specs=THREE, out_specs=HEADS_SPLIT)
 
-# name: split program, the same without a mesh, arguments, how these are split
+# name: the partitioned program, the same program without a mesh, the arguments, how the arguments are partitioned
 PROGRAMS = {
     "arguments": (causal, causal, QKV, THREE),
     "grouped": (causal, causal, GROUPED, THREE),
@@ -122,7 +122,7 @@ PROGRAMS = {
     "layer": (layer(constrain), layer(lambda x, *_: x), [draw(BATCH, LENGTH, WIDTH), *WEIGHTS],
               (P("data"), *(P(None, "model"),) * 3, P("model"))),
     "slopes": (slopes, slopes, [*QKV, SLOPES], (*THREE, P("model"))),
-    # Gradients to which several devices add.
+    # Gradients that are sums over several devices.
     "shared_head_gradient": (gradient_of(causal), gradient_of(causal), SHARED, ONE_HEAD),
     "shared_head_bf16": (gradient_of(causal), gradient_of(causal), [jnp.bfloat16(x) for x in SHARED], ONE_HEAD),
     "shared_keys": (gradient_of(shared_keys), gradient_of(shared_keys), SHARED_KEYS,
@@ -134,7 +134,7 @@ PROGRAMS = {
                         (*THREE, P("data"))),
     "bias_of_all": (gradient_of(biased), gradient_of(biased), [*QKV, draw(1, 1, LENGTH, LENGTH)], (*THREE, P())),
     "sinks_gradient": (gradient_of(sunk), gradient_of(sunk), [*QKV, draw(HEADS)], (*THREE, P("model"))),
-    # Programs that count in the whole.
+    # Programs that count positions or heads of the whole tensor.
     "alibi": (gradient_of(alibi), gradient_of(alibi), QKV, THREE),
     "counted_sinks": (gradient_of(sunk_and_counted), gradient_of(sunk_and_counted), [*QKV, draw(HEADS)],
                       (*THREE, P("model"))),
@@ -144,7 +144,7 @@ PROGRAMS = {
     "rows_of_all": (gradient_of(alibi), gradient_of(alibi), QKV, (P(None, ("data", "model")), P(), P())),
     "rows_of_a_bias": (gradient_of(biased), gradient_of(biased), [*QKV, draw(1, HEADS, LENGTH, LENGTH)],
                        (P("data", "model"), P("data"), P("data"), P(None, None, "model"))),
-    # Those that stay.
+    # Attentions that stay unfused.
     "keys": (causal, causal, QKV, (P("data"), P("data", "model"), P("data", "model"))),
     "unknown": (causal, causal, QKV, (P(), P(), P())),
 }  # fmt: skip

@@ -1,4 +1,4 @@
-"""Modules that clients may send, with attention among what is not: tests/python/test_pjrt_modules.py runs them.
+"""Modules that clients may send, with and without attention; tests/python/test_pjrt_modules.py runs them.
 
     plugin_modules.py PLUGIN RESULTS
 
@@ -109,10 +109,10 @@ SMALL = (
     stablehlo.return %both : tensor<i1>"""
 )
 
-# name: module, and how many attentions are fused. None: the plugin refuses the module, for the same reason as without
-# Flashlift. "runs", "other error": it does not know our calls without.
+# name: the module, and the number of fused attentions. None: the plugin refuses the module for the same reason as
+# without Flashlift. "runs", "other error": without Flashlift, the plugin does not know our calls.
 MODULES = {
-    # what is said of arguments and results
+    # properties of arguments and results
     "donated": (main(arguments="%q: T {jax.buffer_donor = true}, %k: T {tf.aliasing_output = 0 : i32}, %v: T"), 1),
     "aliased_and_returned": (
         main(attention() + "return %k, %o : T, T", results="T, T",

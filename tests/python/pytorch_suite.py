@@ -26,7 +26,8 @@ def replace() -> None:
 
 
 class CpuHasGradients:
-    """PyTorch's tests ask for gradients only where its own flex_attention has them; ours has them on CPUs."""
+    """PyTorch's tests compute gradients only on devices where its own flex_attention has them; ours has them on
+    CPUs."""
 
     def pytest_collection_modifyitems(self, items: list) -> None:
         for module in {item.module for item in items}:

@@ -1,5 +1,6 @@
-"""Attention as people write it in JAX, beyond what the libraries do: each function here gives a function and its
-arguments. All of it must be found, fused and come out the same; see test_spellings.py."""
+"""Ways to write attention in JAX, beyond those of libraries. Each function returns a function and its arguments. All of
+them must be found and fused, with the same results; see test_spellings.py.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -724,7 +725,7 @@ def output_gated():
 
 
 def beside_a_sink(q, k, v, sink):
-    """A softmax over the keys and one logit a head more."""
+    """A softmax over the keys and one further logit per head."""
     s = jnp.einsum("bqhd,bkhd->bhqk", q, k) * 0.25
     logits = jnp.concatenate([s, jnp.broadcast_to(sink[None, :, None, None], (2, 4, 20, 1))], -1)
     return jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(logits, -1)[..., :-1], v)
@@ -817,12 +818,12 @@ def keys_in_another_order():
     return f, (q, k, v)
 
 
-# Near misses: each differs from attention in one thing, and must be left alone.
+# Near misses: each differs from attention in one thing, and must stay unfused.
 NEAR_MISSES = {}
 
 
 def near_miss(change):
-    """`change(s, v, ...)` makes the output from the scores [b, h, q, k] and the values [b, k, h, d]."""
+    """`change(s, v, ...)` computes the output from the scores [b, h, q, k] and the values [b, k, h, d]."""
 
     def make():
         q, k, v = qkv(T=20)

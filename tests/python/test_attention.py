@@ -1,4 +1,4 @@
-"""flashlift.compile: arrays of every library in, attention out, errors as exceptions."""
+"""flashlift.compile: arrays of every library as inputs, the attention's results, and errors as exceptions."""
 
 import copy
 import pickle
@@ -124,7 +124,7 @@ def test_errors_of_a_call(change, words):
 
 
 class Exports:
-    """Speaks DLPack with whatever capsule it is given."""
+    """An object that exports any given capsule by DLPack."""
 
     shape = Q.shape
 

@@ -1,4 +1,4 @@
-"""The command line as its users see it: output, exit codes, and what bad input gives."""
+"""The command line: output, exit codes, and errors for bad input."""
 
 import json
 import os

@@ -1,4 +1,6 @@
-"""Where the command line writes: whole files or none, into what a name leads to, and nothing beside it."""
+"""Outputs of the command line: either all files or none, each complete, in the file that a name stands for, and no
+others.
+"""
 
 import os
 import resource
@@ -13,7 +15,7 @@ PROBLEM = "attn h1 s64 d8 causal"
 
 @pytest.fixture(scope="session")
 def picture(flashlift, tmp_path_factory):
-    """What `draw` writes for PROBLEM."""
+    """The picture that `draw` writes for PROBLEM."""
     path = tmp_path_factory.mktemp("picture") / "p.svg"
     assert flashlift("draw", PROBLEM, "-o", path).returncode == 0
     return path.read_text()
@@ -162,7 +164,7 @@ def test_names_of_no_file_are_refused_before_any_work(flashlift, tmp_path, name)
 
 
 def spellings_of_one_file(folder):
-    """Pairs of names, with what has to be there before."""
+    """Pairs of names of the same file, with the files that must exist before."""
     (folder / "there").write_text("old")
     (folder / "sub").mkdir()
     os.link(folder / "there", folder / "hard")
@@ -248,7 +250,7 @@ def test_a_reader_that_is_gone_is_an_error(flashlift, tmp_path, module):
 
 
 def test_closed_streams_take_nothing(flashlift, tmp_path, picture):
-    """The file gets no number of a standard stream: what is printed would go into it."""
+    """The file must not get the number of a standard stream: printed text would go into it."""
     program = flashlift("--version").args[0]
     for streams in ("<&- >&- 2>&-", ">&-", "2>&-", "<&-"):
         shell = ["sh", "-c", f'exec "$@" {streams}', "sh", program, "draw", PROBLEM, "-o", tmp_path / "p.svg"]

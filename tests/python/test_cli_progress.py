@@ -1,4 +1,4 @@
-"""What the command line says of long work: a line on a terminal that says how far it is, and nothing elsewhere."""
+"""The command line's progress of long work: one line on a terminal, and no output elsewhere."""
 
 import os
 import pty
@@ -12,7 +12,7 @@ LONG = "attn h1 s1024 d128"  # seconds to check, of which a tenth shows nothing
 
 
 def on_terminal(program, *arguments, **options):
-    """What the command printed on standard output and on the terminal that is its standard error."""
+    """The command's standard output, and its standard error on a terminal."""
     ours, theirs = pty.openpty()
     process = subprocess.Popen(
         [program, *map(str, arguments)], stdout=subprocess.PIPE, stderr=theirs, text=True, **options
@@ -63,7 +63,7 @@ def test_what_is_done_at_once_says_nothing(program):
 
 
 def test_fusing_says_how_long_it_takes(program, root, tmp_path):
-    """The module comes through a pipe, whose writer takes its time."""
+    """The module comes through a pipe with a slow writer."""
     text = (root / "examples" / "xla" / "attention.mlir").read_text()
     process, terminal = on_terminal(program, "fuse", "/dev/stdin", "-o", tmp_path / "fused.mlir", stdin=subprocess.PIPE)
     process.stdin.write(text[: len(text) // 2])

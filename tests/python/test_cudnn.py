@@ -1,4 +1,4 @@
-"""Modules with cuDNN's attention calls, as JAX lowers them for CUDA, run on the CPU once they are fused."""
+"""Modules with cuDNN's attention calls, as JAX lowers them for CUDA, run on the CPU after they are fused."""
 
 import re
 
@@ -95,7 +95,7 @@ ODD_CASES = [("BNTH", 24, 40, 2, (1, 1)), ("BTNH", 40, 24, 4, (2, 1)), ("BNTH", 
 
 @pytest.mark.parametrize("layout, queries, keys, kv_heads, bias_sizes", ODD_CASES)
 def test_layouts_lengths_and_shared_biases(layout, queries, keys, kv_heads, bias_sizes):
-    """Causal, with the gradient by all operands, the bias's summed over what shares it."""
+    """Causal, with gradients with respect to all operands; a shared bias gets the sum over those that share it."""
     rng = np.random.default_rng(0)
 
     def operand(length, heads):

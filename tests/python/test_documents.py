@@ -1,4 +1,4 @@
-"""What the documents show is run: a reader's first minute must not fail."""
+"""Runs the code in the documents."""
 
 import re
 import shlex

@@ -1,4 +1,4 @@
-"""The examples for each language build against the C interface, run, and find their results right.
+"""The examples for each language are built against the C interface, run, and check their results.
 
 C and C++ are tested beside CMake's package, in tests/package.
 """
@@ -26,7 +26,7 @@ def run(*command, **environment):
 
 
 def needs(compiler, version, package):
-    """Skips where the compiler is missing, or is a stand-in without one behind it, as rustup's may be."""
+    """Skips if the compiler is missing, or is only a launcher without a compiler, as rustup's may be."""
     there = shutil.which(compiler) and subprocess.run([compiler, version], capture_output=True).returncode == 0
     return pytest.mark.skipif(not there, reason=f"needs {compiler}: apt-get install {package}")
 

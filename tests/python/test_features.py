@@ -1,4 +1,4 @@
-"""The named features of a problem against the same written out in numpy."""
+"""The named features of a problem, compared with the same computation in numpy."""
 
 import flashlift
 import numpy as np
@@ -56,7 +56,7 @@ def test_mask_and_bias_broadcast(shape):
 
 @pytest.mark.parametrize("alignment", ["", "causal", "causal=bottom_right", "dilated=3 window=7 prefix=1"])
 def test_cumulative_lengths_are_the_sequences_alone(alignment):
-    """Packed sequences give what each gives by itself."""
+    """Packed sequences give the same results as each sequence alone."""
     cu_q, cu_kv = np.int32([0, 5, 5, 24]), np.int32([0, 12, 13, 40])
     q, k, v = Q[:1], K[:1], V[:1]
     packed = flashlift.compile(f"attn hq4 hkv2 sq24 skv40 d16 cu_seqlens {alignment}")

@@ -1,4 +1,4 @@
-"""The tables and plots of the documents say what benchmarks/results say."""
+"""The tables and plots of the documents agree with benchmarks/results."""
 
 import argparse
 import json

@@ -1,4 +1,4 @@
-"""Children by fork(), as multiprocessing and torch's DataLoader make them, of a process whose threads compute."""
+"""Processes forked from one whose threads compute, as multiprocessing and torch's DataLoader create them."""
 
 import subprocess
 import sys

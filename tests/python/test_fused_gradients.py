@@ -1,5 +1,6 @@
-"""Gradients that stand in a module are fused with their attention, forward and backward; what only looks like a
-gradient is left alone."""
+"""Gradients in a module are fused with their attention, forward and backward; similar computations that are no
+gradients stay unfused.
+"""
 
 import functools
 
@@ -53,7 +54,7 @@ def run_both_ways(function, operands, tolerance=2e-5):
 
 
 def with_gradients(function, floats):
-    """The function's results and its gradients by the first `floats` operands that hold floats."""
+    """The function's results, and its gradients with respect to the first `floats` operands that hold floats."""
 
     def both(*operands):
         places = [i for i, x in enumerate(operands) if jnp.issubdtype(x.dtype, jnp.floating)][:floats]
@@ -111,8 +112,8 @@ def operands(S=20, T=24, dtype=jnp.float32):
 @pytest.mark.parametrize("wanted", [(0,), (1,), (2,), (0, 2), (0, 1), (1, 2), (0, 1, 2)])
 @pytest.mark.parametrize("with_output", [True, False])
 def test_any_of_the_gradients(wanted, with_output):
-    """Without the output in the module, the product of its gradient with the values tells where these are. The gradient
-    by the values alone has none."""
+    """Without the output in the module, the product of its gradient with the values shows which operand the values are.
+    The gradient with respect to the values alone contains no such product."""
 
     def function(q, k, v, d_out):
         out, pullback = jax.vjp(attention, q, k, v)
@@ -157,7 +158,7 @@ def test_two_layers_share_nothing():
 
 
 def test_gradient_of_a_fused_function():
-    """jax.grad of what fuse() gives, in memory that does not grow with the square of the length."""
+    """jax.grad of a fused function, in memory that does not grow with the square of the length."""
     fused = flashlift.jax.fuse(lambda q, k, v, n: (attention(q, k, v), n + 1))
     q, k, v = operands()
 
@@ -176,8 +177,8 @@ def test_gradient_of_a_fused_function():
 @pytest.mark.parametrize("low", [np.finfo(np.float32).min, -1e9, -1e4])
 @pytest.mark.parametrize("rows", ["empty", "causal"])
 def test_added_masks(low, rows):
-    """A row that an added mask leaves no key has equal scores, and a gradient; a causal mask has no such rows, and what
-    it adds is more than a score makes up for, or stays a number that is added."""
+    """A row that an added mask leaves without keys has equal scores, and a gradient. A causal mask has no such rows,
+    and its added number is larger than any score, or stays an added number."""
     keep = jnp.asarray(RNG.random((2, 1, 20, 24)) > 0.4).at[0, 0, 3].set(False)
 
     def function(q, k, v, keep):
@@ -195,7 +196,8 @@ def test_added_masks(low, rows):
     "spelling", ["qhd,bkhd->bhqk,bkhd->bqhd", "bqhd,khd->bhqk,khd->bqhd", "bqhd,bkd->bhqk,bkd->bqhd"]
 )
 def test_shared_tensors(spelling, dtype):
-    """Learned queries of all batches, keys and values of all batches or heads: what shares a tensor is summed over."""
+    """Learned queries shared by all batches, keys and values shared by all batches or heads: gradients are summed over
+    those that share a tensor."""
     of_scores, scores, out = spelling.split("->")
     of_values = scores.split(",")[1]
     sizes = {"b": 2, "h": 3, "q": 20, "k": 24, "d": 16}
@@ -267,7 +269,7 @@ def biased(q, k, v, bias):
     ],
 )
 def test_bias_of_any_shape(shape, dtype):
-    """A bias of heads or queries alone has a gradient of 0, but for rounding: a softmax does not see it."""
+    """A bias of heads or queries alone has a gradient of 0, except for rounding: a softmax does not depend on it."""
     report = run_both_ways(
         with_gradients(biased, 4), (*operands(), normal(*shape, dtype=dtype)), 2e-5 if dtype == jnp.float32 else 5e-3
     )
@@ -368,7 +370,7 @@ def test_sinks(shape):
 
 
 def straight_through(change):
-    """The function forward, and the derivative of one that does nothing."""
+    """The function in the forward pass, with the derivative of the identity."""
     return lambda x: x + jax.lax.stop_gradient(change(x) - x)
 
 
@@ -390,7 +392,7 @@ CHANGES = {
     [(name, False) for name in CHANGES] + [(name, True) for name in ("below_half", "within_50", "absolute")],
 )
 def test_straight_through_is_left_alone(name, of_bias):
-    """A gradient that is right for the usual scores, small biases or positive ones is not one."""
+    """A gradient that is right only for usual scores, small biases or positive ones is wrong."""
     for change, is_right in ((CHANGES[name], True), (straight_through(CHANGES[name]), False)):
 
         def function(q, k, v, bias):
@@ -516,7 +518,7 @@ def test_bias_by_hand_unchanged_is_fused():
 
 
 def by_hand(q, k, v, d_out, flag, *, ds=lambda ds, s, p: ds, p_of_v=lambda p: p, sides=lambda q, k: (k, q), of_v=None):
-    """An attention and its gradients written out, with one thing changed."""
+    """An attention and its hand-written gradients, with one thing changed."""
     s = jnp.einsum("bqhd,bkhd->bhqk", q, k) / 4
     p = jax.nn.softmax(jnp.where(jnp.tril(jnp.ones(s.shape[2:], bool)), s, -jnp.inf))
     out = jnp.einsum("bhqk,bkhd->bqhd", p, v)

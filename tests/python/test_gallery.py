@@ -1,4 +1,4 @@
-"""Every block of the gallery runs, and computes what unfused maths computes of the PyTorch block's functions.
+"""Every block of the gallery runs, and computes the same as unfused maths with the functions of the PyTorch block.
 
 `make test` runs a few of them; `make test-gallery` all, which takes half a minute.
 """
@@ -23,7 +23,7 @@ by_name = pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.name
 
 
 class Recorder:
-    """In the place of a front end's function: what the last call was given, and what it gave."""
+    """Replaces a front end's function, and records the arguments and result of the last call."""
 
     def __init__(self, function):
         self.function = function

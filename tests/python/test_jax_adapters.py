@@ -1,4 +1,4 @@
-"""Attention by the signatures of Flax, Equinox and Haiku, beside their maths."""
+"""Attention with the signatures of Flax, Equinox and Haiku, compared with their own."""
 
 import dataclasses
 
@@ -16,7 +16,7 @@ MASK = jnp.asarray(np.random.default_rng(0).random((*BATCH, 1, 7, 7)) < 0.5).at[
 
 
 def theirs(q, k, v, bias=0.0, mask=True):
-    """As in Flax: a mask makes scores very small, so that a row without keys is a mean."""
+    """As in Flax: a mask makes scores very small, so that a row without keys gives a mean."""
     s = jnp.einsum("...qhd,...khd->...hqk", q, k) * q.shape[-1] ** -0.5 + bias
     return jnp.einsum("...hqk,...khd->...qhd", jax.nn.softmax(jnp.where(mask, s, -1e30)), v)
 
@@ -36,7 +36,7 @@ def test_flax():
 
 
 def test_flax_calls_flash_attention_itself():
-    """With the keywords that nnx.MultiHeadAttention gives its attention_fn."""
+    """With the keywords that nnx.MultiHeadAttention passes to its attention_fn."""
     keywords = {"dropout_rng": None, "dropout_rate": 0.0, "broadcast_dropout": True, "deterministic": True}
     keywords |= {"dtype": None, "precision": None, "module": None}
     causal = flash_attention(Q[0], K[0], V[0], causal=True)
@@ -55,7 +55,7 @@ def test_flax_promotes_types():
 
 @dataclasses.dataclass
 class Dropout:
-    """What is read of equinox.nn.Dropout."""
+    """The fields of equinox.nn.Dropout that are read."""
 
     p: float
     inference: bool = False

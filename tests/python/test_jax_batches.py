@@ -1,4 +1,4 @@
-"""jax.vmap of attention, beside a loop: one bigger call wherever one can say the same."""
+"""jax.vmap of attention, compared with a loop: one larger call wherever that is equivalent."""
 
 import flashlift.jax
 import jax
@@ -16,7 +16,7 @@ ENDS = jnp.asarray([0, 4, S])
 
 
 def same(function, *given, loops=0):
-    """The batch is what a loop gives, by no loop."""
+    """The batched call gives the results of a loop, without a loop."""
     got = jax.vmap(function)(*given)
     each = [function(*(one[i] for one in given)) for i in range(N)]
     for one, other in zip(
@@ -37,7 +37,7 @@ def test_all_operands_are_mapped():
 
 
 def test_gradients_by_what_is_shared():
-    """Each call has its own."""
+    """Each call has its own gradient of a shared operand."""
     shared = normal(B, 1, S, S)
     loss = lambda bias, q: jnp.sum(jnp.sin(flash_attention(q, K[0], V[0], bias)))
     same(lambda q: jax.grad(loss, argnums=(0, 1))(shared, q), Q)
@@ -86,7 +86,7 @@ def test_heads_and_batches_one_by_one():
 
 
 def test_no_calls_at_all():
-    """As JAX's own operations: nothing of the right shape."""
+    """An empty batch gives results of the right shapes, as JAX's own operations do."""
     attend = lambda q, k, slopes: flash_attention(q, k, k, score_mod=lambda s, b, h, i, j: s * (b + slopes[h]))
     given = jnp.zeros((0, B, S, H, D)), K[0], jnp.ones((0, H))
     mapped = (0, None, 0)

@@ -53,7 +53,7 @@ def test_in_a_jitted_function(dtype):
 
 
 def test_captured_tensors_are_read_anew_in_every_replay():
-    """Their blocks' bounds are computed on the device, within the graph."""
+    """The bounds of their blocks are computed on the device, inside the graph."""
     program, ids = DOCUMENTS
     function = jax.jit(lambda q, k, v, ids: flashlift.jax.attention(q, k, v, program, captures=[ids]) + 1)
     q, k, v = draw(jnp.bfloat16), draw(jnp.bfloat16, KV_HEADS), draw(jnp.bfloat16, KV_HEADS)
@@ -98,7 +98,7 @@ def test_gradients(dtype, tolerance):
 
 
 def test_dropout_with_a_seed_on_the_device():
-    """The kernels read it there: a traced seed, another one in each replay."""
+    """The kernels read the seed on the device: a traced seed, another one in each replay."""
     q, k, v = draw(jnp.float32), draw(jnp.float32, KV_HEADS), draw(jnp.float32, KV_HEADS)
 
     @jax.jit

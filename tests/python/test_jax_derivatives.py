@@ -1,4 +1,4 @@
-"""Derivatives that no kernel computes: forward mode, second derivatives, those of unnormalized outputs."""
+"""Derivatives that no kernel computes: forward mode, second derivatives, and those of unnormalized outputs."""
 
 import itertools
 import json
@@ -66,7 +66,7 @@ def test_second_derivatives():
 
 
 def test_unnormalized():
-    """The largest score of a row, which is subtracted from all, has a gradient, too."""
+    """The largest score of a row, which is subtracted from all, has a gradient too."""
     for sinks in (None, normal(4, 2)):
         q, k, v, bias, _ = operands()
         extra = () if sinks is None else (sinks,)

@@ -1,4 +1,4 @@
-"""flashlift.jax.dot_product_attention beside jax.nn's, argument by argument, gradients included."""
+"""flashlift.jax.dot_product_attention compared with jax.nn's, argument by argument, including gradients."""
 
 import jax
 import jax.numpy as jnp

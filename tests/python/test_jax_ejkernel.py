@@ -1,4 +1,4 @@
-"""ejkernel's surface: its function's whole signature, MaskInfo, module, executor, configurations and caches."""
+"""ejkernel's interface: its function's whole signature, MaskInfo, module, executor, configurations and caches."""
 
 import dataclasses
 import os
@@ -54,7 +54,7 @@ def test_mask_infos_stay_what_they_were_given_as():
 
 
 def left_alone():
-    """MaskInfos of some queries and keys, and where these start in each batch."""
+    """MaskInfos for some queries and keys, and where these start in each batch."""
     whole = MaskInfo.from_segments(IDS).apply_causal(2)
     table = MaskInfo.from_random(B, S, sparsity=0.3, seed=1)
     lengths = jnp.asarray([9, 15])
@@ -66,7 +66,7 @@ def left_alone():
 
 @pytest.mark.parametrize("case", range(4))
 def test_mask_infos_of_some_queries_and_keys(case):
-    """They say of those what the whole says of them, and conditions that come later count from there."""
+    """For these they keep what the whole keeps, and conditions that are added later count from their start."""
     part, q_starts, kv_starts = list(left_alone())[case]
     whole = [
         MaskInfo.from_segments(IDS).apply_causal(2).apply_sliding_window((4, 1)),
@@ -90,7 +90,7 @@ def test_mask_infos_of_some_queries_and_keys(case):
 
 
 def test_token_types_leave_padding_and_other_segments_out():
-    """As ejkernel's function does, which takes the mask and the segments."""
+    """Like ejkernel's function, which combines the mask and the segments."""
     types = jnp.asarray(np.random.default_rng(2).integers(0, 3, (B, S)))
     same = (types[:, :, None] == types[:, None])[:, None]
     of_ids = MaskInfo.from_segments(IDS)
@@ -201,7 +201,7 @@ def test_what_a_mask_info_refuses(call, message):
 
 @dataclasses.dataclass
 class Theirs:
-    """What flash_attention reads of ejkernel's MaskInfo."""
+    """The fields of ejkernel's MaskInfo that flash_attention reads."""
 
     _attention_mask: object = None
     _q_segment_ids: object = None

@@ -1,4 +1,4 @@
-"""jax.export of attention, of batches and lengths that are not known yet, with gradients."""
+"""jax.export of attention with unknown batches and lengths, including gradients."""
 
 import subprocess
 import sys
@@ -43,7 +43,7 @@ def same_when_exported(function, shapes, *given):
 
 
 def of_sizes(names, *dims, dtype=jnp.float32):
-    """dims: of each operand, a text of the names of sizes."""
+    """dims: for each operand, a text with the names of its sizes."""
     scope = dict(zip(names.replace(",", " ").split(), export.symbolic_shape(names), strict=True))
     return [
         jax.ShapeDtypeStruct(tuple(int(one) if one.isdigit() else scope[one] for one in text.split()), dtype)
@@ -67,7 +67,7 @@ def test_programs_of_arrays_of_any_size():
 
 
 def test_batches_of_calls_of_any_size():
-    """Also of programs that compute with the number of a batch."""
+    """Also for programs that compute with the batch index."""
     attend = jax.vmap(lambda q, k: flash_attention(q, k, k, causal=True))
     by_batch = jax.vmap(lambda q, k: flash_attention(q, k, k, score_mod=lambda s, b, h, i, j: s * (b + 1)))
     given = normal(3, 2, 7, 4, 8), normal(3, 2, 7, 2, 8)
@@ -109,7 +109,7 @@ def plain(q, k, v):
 
 @pytest.mark.parametrize("function", [attend, flashlift.jax.fuse(plain)], ids=["attend", "fused"])
 def test_serialized_for_another_process(tmp_path, function):
-    """With its gradient. A process that does not know the call gets XLA's error, no other result."""
+    """With the gradient. A process that does not know the call gets XLA's error, and never another result."""
     given = [normal(2, 16, 4, 8) for _ in range(3)]
     exported = export.export(jax.jit(function), disabled_checks=flashlift.jax.export_checks())(*given)
     assert "flashlift.attention" in exported.mlir_module()
@@ -131,7 +131,7 @@ def test_serialized_for_another_process(tmp_path, function):
 
 
 def test_platforms():
-    """Both that there are handlers for, and no other."""
+    """Both platforms that have handlers, and no other."""
     given = [normal(2, 16, heads, 8) for heads in (4, 2, 2)]
 
     def exported(*platforms):
@@ -153,7 +153,7 @@ def test_sizes_that_kernels_are_made_for():
 
 
 def test_names_of_residuals():
-    """What a policy of jax.checkpoint can save: no second forward call."""
+    """The residuals that a policy of jax.checkpoint can save: then there is no second forward call."""
     names = jax.checkpoint_policies.save_only_these_names("flashlift_out", "flashlift_lse")
     q, k, v = (normal(1, 16, 2, 8) for _ in range(3))
 

@@ -1,4 +1,4 @@
-"""flashlift.jax.flash_attention: each argument beside the same written out in jax.numpy, gradients included."""
+"""flashlift.jax.flash_attention: each argument compared with the same computation in jax.numpy, including gradients."""
 
 import os
 import subprocess
@@ -104,7 +104,7 @@ def at_one_place(value, *shape):
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_infinite_and_no_numbers_are_what_they_are_unfused(value):
-    """NaN shows in the rows that it would show in, and nowhere else."""
+    """NaN appears in the same rows as without fusion, and nowhere else."""
     for bias, sinks in (
         (at_one_place(value, B, HQ, SQ, SKV), jnp.zeros((HQ, 2))),
         (jnp.zeros((1, 1)), at_one_place(value, HQ, 2)),
@@ -125,7 +125,7 @@ def test_infinite_and_no_numbers_are_what_they_are_unfused(value):
 
 
 def test_masked_keys_may_hold_anything():
-    """A cache's unwritten places: neither their keys nor their values count, nor get or give gradients."""
+    """Unwritten places of a cache: neither their keys nor their values have an effect, or get or give gradients."""
     q, k, v = operands()
     kept = jnp.arange(SKV)[None] < jnp.asarray([SKV - 5, 20])[:, None]
     for value in np.nan, np.inf:
@@ -177,7 +177,7 @@ def test_segments():
 
 
 def keep_of(q_ids, kv_ids):
-    """Where ids are equal and not negative."""
+    """True where ids are equal and not negative."""
     same = q_ids[:, None, :, None] == kv_ids[:, None, None, :]
     return same & (q_ids >= 0)[:, None, :, None]
 
@@ -273,7 +273,7 @@ def test_unnormalized_and_rounded_logits():
 
 
 def test_dropout():
-    """What is left out is found from a value of ones; the rest follows."""
+    """A value of ones shows which keys are dropped; the expected results follow from that."""
     q, k, v = operands()
     seed = jax.random.key(3)
 
@@ -331,7 +331,7 @@ def test_precisions(precision):
 
 
 def test_what_flax_passes():
-    """Keywords as linen and nnx give them; linen drops those that a function does not name."""
+    """The keywords that linen and nnx pass; linen drops those that a function does not declare."""
     given = operands()
     table = jnp.asarray(np.random.default_rng(4).random((B, 1, SQ, SKV)) < 0.6).at[..., 0].set(True)
     words = {"mask": table.astype(jnp.float32), "dropout_rng": jax.random.key(0), "dropout_rate": 0.3}
@@ -494,12 +494,13 @@ def in_a_process_of_four_devices(program):
 
 
 def test_sharded_over_batch_and_heads():
-    """Within shard_map, as a user first types it, each device runs the kernel on its own batches and heads."""
+    """Within shard_map, in the form that a user writes first, each device runs the kernel on its own batches and
+    heads."""
     in_a_process_of_four_devices(SHARDED + SHARDED_BY_HAND)
 
 
 def test_sharded_by_an_explicit_mesh():
-    """Types say how operands are split: nothing is gathered, and nothing has to be wrapped."""
+    """Types define how operands are split: nothing is gathered, and users wrap nothing."""
     in_a_process_of_four_devices(SHARDED + SHARDED_BY_TYPE)
 
 

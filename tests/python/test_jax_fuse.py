@@ -1,4 +1,4 @@
-"""flashlift.jax.fuse: JAX functions whose attention is found and fused."""
+"""flashlift.jax.fuse finds and fuses the attention in JAX functions."""
 
 import re
 
@@ -22,7 +22,7 @@ def attention(q, k, v, *, causal=False, scale=None):
 
 
 def block(params, x, mask):
-    """Attention between projections, arguments and result as trees."""
+    """Attention between projections, with trees as arguments and result."""
     heads = (*x.shape[:2], 4, 8)
     q, k, v = (jnp.reshape(x @ params[name], heads) for name in "qkv")
     scores = jnp.einsum("bqhd,bkhd->bhqk", q, k) / np.sqrt(8)
@@ -240,7 +240,7 @@ def test_what_cannot_be_exported_runs_as_it_was():
 
 
 def test_beside_calls_that_are_fused_already():
-    """Of flash_attention, and of fuse itself."""
+    """Beside calls of flash_attention, and of fuse itself."""
     qkv = normal(2, 33, 4, 16), normal(2, 33, 4, 16), normal(2, 33, 4, 16)
     of_call = lambda q, k, v: flashlift.jax.flash_attention(q, k, v, causal=True)
     of_fuse = flashlift.jax.fuse(lambda q, k, v: attention(q, k, v, causal=True))

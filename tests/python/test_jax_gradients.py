@@ -1,4 +1,4 @@
-"""Gradients of flashlift.jax.attention, beside those of the same attention written out in jax.numpy."""
+"""Gradients of flashlift.jax.attention, compared with those of the same attention in jax.numpy."""
 
 import flashlift.jax
 import jax
@@ -98,7 +98,7 @@ def test_captured_integers_have_none():
 
 
 def test_only_what_is_asked_for():
-    """Gradients that nobody wants are not computed: a bias that is given as data has none as large as itself."""
+    """Only requested gradients are computed: a bias that is given as data gets no gradient of its own size."""
     q, k, v = normal(1, 40, 2, 16), normal(1, 40, 2, 16), normal(1, 40, 2, 16)
     bias = normal(2, 40, 40)
     program = "score_mod(bias: f32[2,40,40]) { %0 = load bias[h, q, kv]; %1 = add score, %0; return %1 }"

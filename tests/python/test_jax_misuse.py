@@ -1,4 +1,4 @@
-"""flash_attention and dot_product_attention refuse what they would get wrong, before anything is compiled."""
+"""flash_attention and dot_product_attention refuse wrong arguments before anything is compiled."""
 
 import flashlift
 import jax
@@ -17,7 +17,7 @@ NAN = float("nan")
 
 @pytest.fixture(autouse=True)
 def nothing_is_called(monkeypatch):
-    """Errors are to come from the arguments alone, not from a call that is compiled."""
+    """The errors must come from checks of the arguments, not from a compiled call."""
     monkeypatch.setattr(jax.ffi, "ffi_call", lambda *_, **__: pytest.fail("the call was built"))
 
 

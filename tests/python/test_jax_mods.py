@@ -1,4 +1,6 @@
-"""score_mod and mask_mod as Python functions, beside the same over whole arrays in jax.numpy, gradients included."""
+"""score_mod and mask_mod as Python functions, compared with the same over whole arrays in jax.numpy, including
+gradients.
+"""
 
 import functools
 
@@ -66,7 +68,7 @@ def test_tables_of_numpy_are_refused_as_jax_does(mod):
 
 
 def test_numbers_and_rows_of_numpy():
-    """What of numpy's no position indexes is as good as JAX's."""
+    """numpy arrays that are not indexed by a position work like JAX's."""
     given = normal(B, S, H, D), normal(B, T, H, D), normal(B, T, H, D)
     got = attention(*given, score_mod=lambda s, b, h, q, kv: s * OF_NUMPY[1, 2] + jnp.asarray(OF_NUMPY)[h, kv])
     of_jax = jnp.asarray(OF_NUMPY)
@@ -118,7 +120,7 @@ reversed_product.defvjp(lambda x, y: (x * y, (x, y)), lambda kept, g: (-g * kept
 
 
 def elementwise(mod):
-    """A mod whose control flow is of scalars, over whole arrays."""
+    """Applies a mod with control flow on scalars to whole arrays."""
     return jnp.vectorize(mod, signature="(),(),(),(),()->()")
 
 

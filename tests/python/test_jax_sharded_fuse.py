@@ -1,4 +1,4 @@
-"""Fused functions in plain jax.jit of sharded arrays on eight devices: each runs the kernels on what it holds."""
+"""Fused functions in plain jax.jit of sharded arrays on eight devices: each device runs the kernels on its own part."""
 
 import pytest
 from eight_devices import HEAD, run

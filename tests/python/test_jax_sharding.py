@@ -1,4 +1,4 @@
-"""Plain jax.jit of sharded arrays on eight devices: every device runs the kernel on what it holds."""
+"""Plain jax.jit of sharded arrays on eight devices: each device runs the kernel on its own part."""
 
 from eight_devices import HEAD, run
 

@@ -1,4 +1,4 @@
-"""flashlift.testing, and what the benchmarks judge by."""
+"""flashlift.testing, and the references by which the benchmarks judge."""
 
 import sys
 from pathlib import Path
@@ -29,7 +29,7 @@ PROBLEMS = {
 
 
 def results(name, dtype):
-    """Flashlift's results of one problem, and what they are judged by."""
+    """Flashlift's results of one problem, and the references of the judge."""
     words, score_mod, mask_mod = PROBLEMS[name]
     q, k, v, d_out = (torch.randn(2, heads, 96, 24).to(dtype) for heads in (4, 2, 2, 4))
     text = f"attn b2 hq4 hkv2 s96 d24 {({torch.float32: 'f32', torch.bfloat16: 'bf16'})[dtype]} lse {words}"

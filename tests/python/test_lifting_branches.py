@@ -1,5 +1,6 @@
-"""Gradients written by hand that are wrong at one row, one id or one number of a tensor alone, where the scores branch,
-too: drawn rows hardly ever go there by themselves."""
+"""Hand-written gradients that are wrong only at one row, one id or one number of a tensor, where the scores branch,
+too. Random rows hardly ever meet such a condition by themselves.
+"""
 
 import flashlift.jax
 import jax
@@ -27,7 +28,7 @@ def attend(q, k, v, change):
 
 
 def pulled_back(function, cut):
-    """The function, with a derivative that `cut` changes."""
+    """The function, with a derivative that passes through `cut`."""
 
     @jax.custom_vjp
     def changed(s):
@@ -138,7 +139,7 @@ CHANGES = {
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("name", ONE_HOT)
 def test_gradients_are_compared_where_several_keys_have_a_probability(name, change):
-    """Elsewhere p (d_p - sum p d_p) is 0, whatever it is multiplied with."""
+    """In rows with one key, p (d_p - sum p d_p) is 0, whatever it is multiplied by."""
     scores, x = ONE_HOT[name]
 
     @jax.custom_vjp
@@ -161,7 +162,7 @@ def test_gradients_are_compared_where_several_keys_have_a_probability(name, chan
 
 
 def test_the_gradient_by_a_mask_of_floats():
-    """Not the one by what the mask is multiplied with, which drawn masks did not tell from it."""
+    """It differs from the gradient with respect to the mask's factor; drawn masks did not distinguish the two."""
     for scores in (lambda s, x: s + (1 - x) * -1e9, lambda s, x: s + 1e6 * x):
         function = lambda q, k, v, x, scores=scores: attend(q, k, v, lambda s: scores(s, x))
         report = run_both_ways(with_gradients(function, 4), (*tensors(), KEPT))

@@ -1,5 +1,6 @@
-"""Dropout behind the softmax, as libraries write it: fused with the module's own random bits as a keep mask, forward
-and backward, or left alone with a reason. Everything is compared with what XLA makes of the original."""
+"""Dropout after the softmax, as libraries write it: fused with the module's own random bits as a keep mask, forward and
+backward, or unfused with a reason. All results are compared with XLA's of the original.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +16,7 @@ def causal():
 
 
 def uniform(key, shape):
-    """Numbers from 0 to 1. XLA compiles JAX's own generator for seconds; one test has that."""
+    """Numbers from 0 to 1. XLA takes seconds to compile JAX's own generator; one test uses that."""
     x = jax.lax.iota(jnp.uint32, int(np.prod(shape))).reshape(shape) * jnp.uint32(2654435761) + key[0]
     for _ in range(2):
         x = (x ^ (x >> 15)) * jnp.uint32(2246822519) + key[1]
@@ -154,7 +155,7 @@ def test_other_weights_stay(drop, words):
 
 
 def test_dropout_before_the_sum_is_a_mask():
-    """Then the sum knows it, and nothing is left to the keep mask."""
+    """Then the sum includes it, and no keep mask is left."""
 
     def drop(q, k, v, key):
         s = products(q, k) / 4
@@ -179,7 +180,7 @@ def test_a_gradient_with_other_bits_or_another_rate_stays(other, rate):
 
 
 def test_rows_without_keys_under_a_select():
-    """NaN of rows without keys is cleared where bits are false."""
+    """A select clears the NaN of rows without keys where bits are false."""
     empty = jnp.zeros((S, T), bool).at[1:].set(True)
 
     def drop(q, k, v, key):
@@ -191,7 +192,7 @@ def test_rows_without_keys_under_a_select():
 
 
 def test_rows_without_keys_under_a_select_and_beside_a_log_sum_exp():
-    """jax.nn's log-sum-exp of such a row is -inf, its output NaN, but where the bits leave no key at all."""
+    """For such a row, jax.nn's log-sum-exp is -inf and its output NaN, unless the bits leave no key at all."""
     empty = jnp.zeros((S, T), bool).at[1:].set(True)
 
     def drop(q, k, v, key):
@@ -240,7 +241,7 @@ def test_masked_again_by_another_mask_is_kept():
 
 @pytest.mark.parametrize("gradients", [False, True])
 def test_masked_behind_the_sum_alone_is_kept(gradients):
-    """The row sum counts masked keys: that is no mask of the scores."""
+    """The row sum includes masked keys, so this is not a mask of the scores."""
 
     def behind(q, k, v, key):
         return weigh(jnp.where(causal(), jax.nn.softmax(products(q, k) / 4, -1), 0), v)
@@ -300,7 +301,7 @@ def test_padding_masked_again_otherwise_is_kept(clears, gradients):
 
 @pytest.mark.parametrize("gradients", [False, True])
 def test_padding_masked_again_beside_a_bias_stays_arithmetic(gradients):
-    """The bias may hold numbers beyond the mask's. Then rows sum masked keys, too, which are cleared afterwards."""
+    """The bias may hold larger numbers than the mask. Then rows also sum masked keys, which are cleared afterwards."""
 
     def again(q, k, v, queries, keys, bias):
         m = queries[:, None, :, None] & keys[:, None, None]

@@ -1,6 +1,7 @@
-"""Backward passes that are written by hand, as in FlashAttention: they compute probabilities from the log-sum-exp that
-the forward pass saved, and read sum(d_out * out) for sum(p * d_p). The right ones are fused with their attention;
-others stay, with a reason. Everything is compared with XLA."""
+"""Hand-written backward passes, as in FlashAttention: they compute probabilities from the log-sum-exp that the forward
+pass saved, and use sum(d_out * out) for sum(p * d_p). Correct ones are fused with their attention; others stay, with a
+reason. All results are compared with XLA's.
+"""
 
 import flashlift.stablehlo
 import jax
@@ -33,7 +34,7 @@ def by_hand(
     again=lambda s: s,
     divides_output=False,
 ):
-    """Attention with its backward pass; `again` changes the scores that the backward pass computes again."""
+    """Attention with its backward pass; `again` changes the scores that the backward pass recomputes."""
 
     def attend(q, k, v):
         e, z, m = softmax(mask(scores(q, k)))
@@ -141,7 +142,7 @@ def test_other_backward_passes_stay_with_a_reason(name):
 
 
 def test_probabilities_rounded_with_16_bit_operands():
-    """The output is saved in the operands' type, as FlashAttention does; a fused call has it unrounded."""
+    """The output is saved in the operands' type, as FlashAttention does; a fused call keeps it unrounded."""
 
     def attend(q, k, v):
         e, z, m = softmax(products(q, k).astype(jnp.float32) * SCALE)
@@ -174,13 +175,14 @@ def empty_row():
 
 
 def test_rows_masked_by_a_large_number():
-    """Where all of a row is masked, p = e^(s - lse) sums to the number of its keys: f32 has no room for log z there."""
+    """If a whole row is masked, p = e^(s - lse) sums to its number of keys: in f32, log z is lost beside the large
+    number."""
     candidates, report = check({"mask": lambda s: jnp.where(empty_row(), s, -1e30)})
     assert sum(candidate.fused for candidate in candidates) == 1 and "log-sum-exp is subtracted" in report, report
 
 
 def with_probabilities_again(mask, of_scores=lambda d_s: d_s, of_values=lambda p: p):
-    """The backward pass computes the whole softmax again, and applies these to what it multiplies."""
+    """The backward pass recomputes the whole softmax, and uses these probabilities in its products."""
 
     def function(q, k, v, d_out):
         s = mask(products(q, k) * SCALE)
@@ -216,7 +218,7 @@ MASKED_ROWS = {
 
 @pytest.mark.parametrize("name", MASKED_ROWS)
 def test_gradients_in_rows_that_a_large_number_masks_whole(name):
-    """The row weighs all values, so that they have a gradient, and the scores that the mask replaced have none."""
+    """Such a row weighs all values, so that they have a gradient; the scores that the mask replaced have none."""
     options, is_fused = MASKED_ROWS[name]
     q, k, v = qkv()
     candidates, report = fused(with_probabilities_again(**options), q, k, v, jnp.cos(q))
@@ -251,7 +253,7 @@ def test_gradients_in_rows_that_booleans_mask_whole(name, is_right):
 
 
 def test_gradients_of_masks_that_compute_with_booleans():
-    """No row is found in which the mask holds for no key."""
+    """No row is found whose mask holds for no key."""
 
     def function(q, k, v, d_out, rows):
         kept = rows[:, None] | (jnp.arange(k.shape[2]) < rows[:, None].astype(jnp.int32))
@@ -337,7 +339,8 @@ def test_a_division_behind_the_values_with_a_maximum_that_is_differentiated(by_p
 
 
 def pulled_back(attention, wanted, change=lambda d: d):
-    """The gradients of a linear loss, which needs no output. `change`: of the gradient by the probabilities."""
+    """The gradients of a linear loss, which does not need the output. `change` changes the gradient with respect to the
+    probabilities."""
 
     @jax.custom_vjp
     def changed(p):

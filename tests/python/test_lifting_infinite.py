@@ -1,5 +1,6 @@
-"""Scores that a constant makes infinite or NaN. Their rows are NaN, forward in both; but the gradients by scores
-that a select replaced are 0 in the module, and a fused call would give NaN for these, too."""
+"""Scores that a constant makes infinite or NaN. Their rows are NaN in the forward pass of the module and of a fused
+call. But the gradients of scores that a select replaced are 0 in the module, where a fused call would return NaN.
+"""
 
 import jax
 import jax.numpy as jnp

@@ -1,5 +1,6 @@
-"""Gradients where keys stand in several dimensions: attention over images, and biases of rows and columns that are made
-from queries (SAM, ViTDet). Compared with XLA's own results, and with backward passes that are wrong."""
+"""Gradients if the keys have several dimensions: attention over images, and biases of rows and columns that are
+computed from queries (SAM, ViTDet). Compared with XLA's own results, and with wrong backward passes.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +22,7 @@ def over_an_image(q, k, v):
 
 
 def with_row_and_column_biases(q, k, v, rows, columns):
-    """rows, columns: [query row, key row, depth] and the same of columns, as SAM and ViTDet have them."""
+    """rows, columns: [query row, key row, depth] and the same for columns, as in SAM and ViTDet."""
     s = jnp.einsum("bqd,bkd->bqk", q, k) / 4
     squares = q.reshape(2, N, N, 16)
     of_rows = jnp.einsum("bhwd,hkd->bhwk", squares, rows)
@@ -83,8 +84,8 @@ CHANGES = {
 
 @pytest.mark.parametrize("name", CHANGES)
 def test_backward_passes_by_hand(name):
-    """The right one is fused, backward as a call of its own, since it computes the softmax again; whatever becomes of
-    the others, they give what XLA gives."""
+    """The right one is fused, with a separate backward call, since it recomputes the softmax; the others give XLA's
+    results, fused or not."""
 
     @jax.custom_vjp
     def attention(q, k, v, rows, columns):

@@ -1,5 +1,6 @@
-"""Numbers when attention is lifted out of a module: narrow element types, rows without keys, functions of gradients.
-What is fused gives what XLA gives; what a fused call would compute otherwise is left alone, with a reason."""
+"""Number types in lifted attention: narrow element types, rows without keys, functions of gradients. Fused modules
+compute the same as XLA; if a fused call would not, the attention stays unfused, with a reason.
+"""
 
 import flashlift.jax
 import flashlift.stablehlo
@@ -14,7 +15,7 @@ R = np.random.default_rng(7)
 
 
 def case(table):
-    """Registers what makes (function, arguments)."""
+    """Registers a function that makes (function, arguments)."""
 
     def add(make):
         table[make.__name__] = make
@@ -42,14 +43,14 @@ def with_scores(change, *more, dtype=jnp.float32):
 
 
 def by_xla(function, arguments):
-    """f16 one operation at a time: on processors with f16 arithmetic XLA leaves out the rounding between a product and
-    a sum."""
+    """f16 with one operation at a time: on processors with f16 arithmetic, XLA leaves out the rounding between a
+    product and a sum."""
     with jax.disable_jit(arguments[0].dtype == np.float16):
         return jax.tree.leaves(jax.jit(function)(*arguments))
 
 
 def compare(function, arguments):
-    """Compares with XLA. Gives how many attentions were fused, and the report."""
+    """Compares with XLA. Returns the number of fused attentions, and the report."""
     fused = flashlift.jax.fuse(function)
     tolerance = 2e-5 if arguments[0].dtype == np.float32 else 2e-2
     mine = jax.tree.leaves(fused(*arguments))
@@ -102,7 +103,7 @@ INTEGER_MASKS = {
 
 
 def fuse_masks(masks, dtype):
-    """An attention for each mask, over all of whose rows a key is kept."""
+    """One attention for each mask; every row of a mask keeps a key."""
     q, k, v = (x[:1, :, :1] for x in tensors())
 
     def function(q, k, v):
@@ -125,7 +126,7 @@ def test_arithmetic_shifts():
 
 @case(FUSED)
 def arithmetic_shift_of_unsigned():
-    """Stays outside, as the mask that it makes."""
+    """The shift stays outside the call, and so does the mask that it makes."""
 
     def mask(s):
         j = (jnp.arange(T) * 3).astype(jnp.uint8)
@@ -382,7 +383,7 @@ def nan_to_num_of_infinite_bias():
 
 
 def with_cut_off(function):
-    """The gradient of attention, cut off where the scores are large."""
+    """The gradient of attention, set to 0 where the scores are large."""
 
     @jax.custom_vjp
     def cut(s):
@@ -522,7 +523,7 @@ def rows_without_keys():
 @pytest.mark.parametrize("mask", BESIDE_MASKS)
 @pytest.mark.parametrize("softmax", SOFTMAXES)
 def test_rounds_scores_beside_masks(dtype, mask, softmax):
-    """The numbers of rows that masks leave without keys are what 16 bits leave of the scores there."""
+    """In rows without keys, the output depends on what 16 bits keep of the scores."""
 
     def function(q, k, v, one, other):
         s = [BESIDE_MASKS[mask](scores_of(q, k), one, other, low) for low in LOWS[dtype]]

@@ -1,5 +1,6 @@
-"""A few modules of each kind that `make soak-lifting` draws by the thousand: what is fused of them computes what XLA
-makes of the original."""
+"""A few modules of each kind that `make soak-lifting` draws by the thousand: fused ones compute the same as XLA's
+original.
+"""
 
 import sys
 from pathlib import Path

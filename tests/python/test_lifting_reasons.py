@@ -1,4 +1,6 @@
-"""Each pair of matrix products with a softmax between them is a candidate of the report, with a reason where it stays."""
+"""Each pair of matrix products with a softmax in between is a candidate in the report, with a reason if it stays
+unfused.
+"""
 
 import time
 
@@ -120,7 +122,7 @@ def test_an_activation_between_products_is_no_candidate(activation):
 
 @pytest.mark.parametrize("activation", [lambda x: jax.nn.gelu(x, approximate=False), jax.scipy.special.erf])
 def test_the_slope_of_an_activation_is_no_candidate(activation):
-    """It is e^(-x²), which the gradient by a bias sums; a softmax of such scores divides by its sum."""
+    """It is e^(-x²), which the gradient with respect to a bias sums; a softmax of such scores divides by its sum."""
 
     def loss(weights, x):
         a, bias, b = weights
@@ -138,7 +140,8 @@ def test_the_slope_of_an_activation_is_no_candidate(activation):
 
 
 def test_a_module_without_attention_costs_no_more_than_reading_it():
-    """All layers stand behind each other without a product between: each product's own way back is the whole module."""
+    """All layers follow each other without a product between them: the search from each product could cross the whole
+    module."""
 
     def activations(x, weights):
         for w in weights:
@@ -155,7 +158,7 @@ def test_a_module_without_attention_costs_no_more_than_reading_it():
 
 
 def test_operands_of_many_products_are_not_searched():
-    """The gradient of a classifier: its loss sums exponentials, and residuals lead from there to every product."""
+    """The gradient of a classifier: its loss sums exponentials, and residuals connect these to every product."""
     layers, width = 12, 8
 
     def loss(weights, x, labels):

@@ -1,6 +1,7 @@
-"""Attention in checkpointed training steps: scores and probabilities that a policy saves for the backward pass lie
-behind optimization barriers and roundings that change nothing. Either both passes are fused, or both stay. Everything
-is compared with XLA."""
+"""Attention in checkpointed training steps: scores and probabilities that a policy saves for the backward pass are
+behind optimization barriers and roundings that change nothing. Either both passes are fused, or both stay. All results
+are compared with XLA's.
+"""
 
 import flashlift.stablehlo
 import jax
@@ -18,7 +19,7 @@ def attention(q, k, v, key):
 
 
 def with_biases(q, k, v, key):
-    """Queries, keys and values are computed again from what was saved."""
+    """Queries, keys and values are recomputed from saved tensors."""
     return attention(jnp.sin(q) + 1, jnp.sin(k) + 0.5, jnp.sin(v) + 2, key)
 
 
@@ -34,7 +35,7 @@ def with_bits_of_jax(q, k, v, key):
 
 
 def fused_step(forward, policy):
-    """The report of what is fused in a training step."""
+    """The report on the attentions that are fused in a training step."""
 
     def step(q, k, v, key):
         loss = jax.checkpoint(lambda *x: jnp.sum(jnp.sin(forward(*x))), policy=policy)
@@ -67,7 +68,7 @@ def test_saved_scores_are_not_saved_any_more(forward):
 
 
 def test_what_is_not_fused_stays_behind_its_barrier():
-    """Without gradients nothing is fused, and the module stays byte for byte."""
+    """Without gradients nothing is fused, and the module stays the same byte for byte."""
     text = module_of(attention, POLICIES.dots_saveable)
     result = flashlift.stablehlo.fuse(text, gradients=False)
     assert result.module == text
@@ -115,7 +116,7 @@ def test_a_rounding_to_the_type_itself_changes_nothing(dtype):
 
 
 def test_sums_along_other_dimensions_are_not_the_same():
-    """Keras makes the places of its causal mask so."""
+    """Keras computes the positions of its causal mask this way."""
 
     def keras(q, k, v, key):
         ones = jnp.ones((S, T), jnp.int32)
@@ -126,7 +127,7 @@ def test_sums_along_other_dimensions_are_not_the_same():
 
 
 def test_values_that_are_computed_differently_are_not_the_same():
-    """The backward pass reads keys of another constant: they look alike but for it."""
+    """The backward pass reads keys made of another constant, and is otherwise the same."""
 
     @jax.custom_vjp
     def attend(q, k, v):
@@ -141,7 +142,7 @@ def test_values_that_are_computed_differently_are_not_the_same():
 
 
 def test_barriers_around_many_values_join_none_of_them():
-    """Each layer's barrier holds all that was saved. What stands behind one of its results is that value alone."""
+    """Each layer's barrier holds all saved values. Each of its results depends on one value alone."""
     layers = 3
 
     def block(x, weights):

@@ -1,5 +1,6 @@
-"""Rows of probabilities that are weighted or cleared behind the softmax (docs/design.md, "Rearranged"), and other ways
-to write exponentials and sums. In both directions, compared with what XLA makes of the original."""
+"""Rows of probabilities that are weighted or set to 0 after the softmax (docs/design.md, "Rearranged"), and other ways
+to write exponentials and sums. Compared with XLA's results of the original, in both directions.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +16,7 @@ HEADS = jnp.asarray([0, 1] + [1] * (H - 2), jnp.int32)
 
 
 def weighted(by):
-    """Attention whose probabilities go through `by`; its scores know which keys are padding."""
+    """Attention whose probabilities are changed by `by`; its scores contain the padding mask."""
 
     def attention(q, k, v):
         s = jnp.where(KEYS[:, None, None], products(q, k) / 4, -1e9)

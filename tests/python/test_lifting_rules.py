@@ -1,5 +1,6 @@
-"""A test for each rule of docs/design.md, "Lifting", in both directions: what must be fused, and what would break the
-rule and must stay as it was or stay arithmetic. Everything is compared with what XLA makes of the original."""
+"""A test for each rule of docs/design.md, "Lifting", in both directions: modules that must be fused, and modules that
+would break the rule, and must stay unfused or stay arithmetic. All results are compared with XLA's of the original.
+"""
 
 import flashlift.jax
 import jax
@@ -34,7 +35,7 @@ def attention(mask):
 
 
 def fused(function, *arguments, gradients=False, tolerance=2e-5):
-    """Compares with XLA; gives the report's candidates, and the module's problems as one text."""
+    """Compares with XLA; returns the report's candidates, and the module's problems as one text."""
     if gradients:
         forward = function
 
@@ -130,7 +131,7 @@ def apart(how, mask, bias=lambda *more: jnp.cos(jnp.arange(T, dtype=jnp.float32)
 @pytest.mark.parametrize("how", APART)
 @pytest.mark.parametrize("low", [-1e9, LOWEST])
 def test_a_bias_apart_from_a_mask_by_a_large_number_stays(how, low):
-    """In a row that is masked whole the scores less their maximum are 0, and the bias decides."""
+    """In a row that is masked as a whole, the scores minus their maximum are 0, and the bias decides."""
     words = "add the bias to the scores first"
     assert_left_alone(apart(how, lambda s, keep: jnp.where(keep, s, low)), *qkv(), SOME, words=words)
     assert_left_alone(apart(how, lambda s, mask: s + mask), *qkv(), jnp.where(SOME, 0, low), words=words)
@@ -306,7 +307,7 @@ BIASES = {
 
 
 def set_to_zero(condition, mask=lambda s, *more: s):
-    """Probabilities of masked scores, and 0 where `condition(sum, maximum)` does not hold of the row."""
+    """Probabilities of masked scores, set to 0 in rows where `condition(sum, maximum)` is false."""
 
     def function(q, k, v, *more):
         s = mask(products(q, k) / 4, *more)
@@ -347,7 +348,8 @@ MADE_OF_INTEGERS = {
 
 @pytest.mark.parametrize("score", MADE_OF_INTEGERS.values(), ids=MADE_OF_INTEGERS)
 def test_integers_make_scores_infinite_or_nan(score):
-    """No tensor of floats holds such a number, and yet scores are: what clears NaN clears more than empty rows."""
+    """No tensor of floats contains such a number, but scores do: an operation that clears NaN clears more than empty
+    rows."""
     cleaned = lambda q, k, v, n: weigh(jnp.nan_to_num(jax.nn.softmax(score(products(q, k), n), -1)), v)
     assert_left_alone(cleaned, *qkv(), COUNTS, words="NaN among the probabilities")
     assert_fused(lambda q, k, v, n: weigh(jax.nn.softmax(score(products(q, k), n), -1), v), *qkv(), COUNTS)
@@ -357,7 +359,7 @@ def test_integers_make_scores_infinite_or_nan(score):
 
 @pytest.mark.parametrize("lowest", [1e3, 0.0])
 def test_the_log_sum_exp_of_rows_that_a_condition_on_scores_empties(lowest):
-    """XLA's is -inf there, and the output NaN."""
+    """In such rows, XLA's log-sum-exp is -inf, and its output NaN."""
 
     def both(q, k, v):
         s = jnp.where(products(q, k) > lowest, products(q, k), -jnp.inf)
@@ -369,7 +371,7 @@ def test_the_log_sum_exp_of_rows_that_a_condition_on_scores_empties(lowest):
 
 @pytest.mark.parametrize("low", [LOWEST, -1e9])
 def test_the_lowest_number_added_to_a_score_is_finite(low):
-    """So no row is empty, and dropout by a select clears no NaN."""
+    """Therefore no row is empty, and a select for dropout clears no NaN."""
     kept = jnp.asarray(np.random.default_rng(10).random((B, 1, S, T)) > 0.4).at[0, 0, 2].set(False)
 
     def both(q, k, v, kept, bits):
@@ -402,7 +404,7 @@ def masked_again(by, more_scores):
     ids=["where the key is kept", "where the row has one"],
 )
 def test_rows_that_data_empties_give_what_rows_that_the_mask_empties_give(by, check):
-    """Such a row is NaN where a bias of -inf empties it, and 0 where the mask does."""
+    """Such a row is NaN if a bias of -inf empties it, and 0 if the mask does."""
     inside = masked_again(by, lambda s, keep, bias: jnp.where(keep, s + bias, -jnp.inf))
     outside = masked_again(by, lambda s, keep, bias: jnp.where(keep, s, -jnp.inf) + bias)
     for function in (inside, outside):
@@ -415,7 +417,8 @@ def test_rows_that_data_empties_give_what_rows_that_the_mask_empties_give(by, ch
 
 @pytest.mark.parametrize("bias", BIASES)
 def test_rows_in_which_the_mask_surely_keeps_a_key_are_emptied_by_data_alone(bias):
-    """Masked again by a causal mask: no row is 0 by the mask, and one is NaN where the bias leaves it no key."""
+    """A causal mask is applied a second time: the mask sets no row to 0, and a row is NaN if the bias leaves it no
+    key."""
 
     def function(q, k, v, bias):
         s = products(q, k) / 4
@@ -513,7 +516,7 @@ def test_what_is_subtracted_from_a_row_cancels_where_it_is_a_number(name):
 
 
 def distance():
-    """From each query to each key, the last query being the last key; 0 in each row once."""
+    """From each query to each key, where the last query is at the last key; 0 occurs once in each row."""
     return jnp.arange(S)[:, None] + (T - S) - jnp.arange(T)[None]
 
 
@@ -532,7 +535,7 @@ def where(keep, low):
 
 
 def masks_by_condition(report):
-    """Whether keys are left out, and not computed as very negative scores."""
+    """Whether keys are left out, instead of getting very negative scores."""
     return "with a mask_mod" in report
 
 
@@ -624,7 +627,7 @@ def test_left_padding_as_jax_masks_it(gradients):
 
 
 def test_finite_masks_under_a_subtracted_log_sum_exp():
-    """exp(s - logsumexp(s)): beside a masked maximum, f32 has no room for the logarithm of the sum."""
+    """exp(s - logsumexp(s)): beside a masked maximum, the logarithm of the sum is lost in f32."""
 
     def attend(mask):
         def function(q, k, v, *more):
@@ -668,7 +671,7 @@ def test_the_log_sum_exp_of_finite_masks():
 @pytest.mark.parametrize("left_out", [None, 0, 1])
 @pytest.mark.parametrize("join", [lambda x, y: x & y, lambda x, y: y & x, lambda x, y: ~(~x | ~y)])
 def test_gradients_masked_by_a_part_of_the_mask_stay(join, left_out):
-    """In a row that the other part leaves without keys, the scores would have a gradient."""
+    """In a row that the other part of the mask leaves without keys, the scores would have a gradient."""
     rng = np.random.default_rng(11)
     parts = rng.random((2, S, T)) > 0.3
     parts[0, 2], parts[1, 3] = False, False

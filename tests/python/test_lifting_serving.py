@@ -1,5 +1,6 @@
-"""What exports for serving hold: products in branches by platform, caches of 8 bits with scales, one softmax over a
-cache and new keys. Compared with what XLA makes of the original."""
+"""Modules exported for serving: products in branches by platform, 8-bit caches with scales, one softmax over a cache
+and new keys. Compared with XLA's results of the original.
+"""
 
 import flashlift.jax
 import flashlift.stablehlo
@@ -62,7 +63,7 @@ def test_branches_that_differ_stay(one, other):
 
 
 def cache():
-    """q, keys and values of 8 bits, and their scales, a number for each key."""
+    """q, keys and values of 8 bits, and their scales, one number per key."""
     q, _, _ = qkv()
     integers = [jnp.asarray(RNG.integers(-127, 128, (B, H, T, D)), jnp.int8) for _ in range(2)]
     scales = [jnp.asarray(RNG.random((B, H, T)) * 0.02 + 0.001, jnp.float32) for _ in range(2)]
@@ -104,7 +105,7 @@ def test_weights_that_are_no_scales_of_keys_stay(name):
 
 
 def test_scales_in_f16_stay():
-    """Their product with values may overflow where that with probabilities does not."""
+    """Their product with values may overflow although that with probabilities does not."""
     q, k, v = qkv(dtype=jnp.float16)
     scale = jnp.full((B, H, T), 6e4, jnp.float16)
     assert_left_alone(lambda q, k, v: weigh(jax.nn.softmax(products(q, k), -1) * scale[:, :, None], v), q, k, v)
@@ -177,7 +178,7 @@ NEAR_MISSES = {
 
 @pytest.mark.parametrize("name", NEAR_MISSES)
 def test_sums_of_other_parts(name):
-    """Whatever comes of them, they give what XLA gives."""
+    """Fused or not, they give XLA's results."""
 
     def attention(q, k, v, new_k, new_v):
         return NEAR_MISSES[name](jax.nn.softmax(jnp.concatenate(scores(q, k, new_k), -1), -1), v, new_v)
@@ -331,5 +332,5 @@ READ_BESIDE = {
 
 @pytest.mark.parametrize("name", READ_BESIDE)
 def test_parts_whose_scores_something_else_reads_stay(name):
-    """The module would compute them beside the call."""
+    """The module would have to compute the scores in addition to the call."""
     assert_left_alone(READ_BESIDE[name], *parts())

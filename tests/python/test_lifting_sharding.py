@@ -1,4 +1,6 @@
-"""Attention in modules that say how their tensors are split over devices. tests/python/test_pjrt.py runs some."""
+"""Attention in modules with annotations that split their tensors over devices. tests/python/test_pjrt.py runs some of
+them.
+"""
 
 import flashlift.stablehlo
 import pytest
@@ -19,7 +21,7 @@ def gspmd(sharding):
 
 
 def attention(annotate=None, partitions=1, q="", mesh=MESH, after="", k=""):
-    """With an annotation around scores, probabilities and output; one of its kind on the first argument."""
+    """With an annotation on scores, probabilities and output, and one of the same kind on the first argument."""
     annotate = annotate or (lambda result, value, type_: f"{result} = stablehlo.optimization_barrier {value} : {type_}")
     return f"""
 module @m attributes {{mhlo.num_partitions = {partitions} : i32, mhlo.num_replicas = 1 : i32}} {{
@@ -59,7 +61,7 @@ SPLIT = '[{"data"}, {"model"}, {}, {}]'
 
 @pytest.mark.parametrize("annotate", [sdy(SPLIT), gspmd("{devices=[2,2,1,1]<=[4]}")], ids=["sdy", "gspmd"])
 def test_one_partition(annotate):
-    """There the annotations say nothing. That of the output is kept."""
+    """With one partition the annotations have no effect. The output's annotation is kept."""
     result = fuse(attention(annotate))
     assert result.fused_count == 1
     assert result.module.count("flashlift.attention") == 1
@@ -70,7 +72,7 @@ def test_one_partition(annotate):
 @pytest.mark.parametrize("sharding", [SPLIT, '[{"data", ?}, {"model", ?}p1, {?}, {}]'])
 @pytest.mark.parametrize("how", ["annotations", "argument"])
 def test_batches_and_heads(sharding, how):
-    """The call goes into a manual computation, where each device has its own batches and heads."""
+    """The call moves into a manual computation, where each device has its own batches and heads."""
     if how == "annotations":
         after = f"%9 = sdy.sharding_constraint %q <@mesh, {sharding}> : {QKV}"
         result = fuse(attention(sdy(sharding), partitions=4, after=after))
@@ -113,7 +115,8 @@ def test_stays(options, reason):
 
 @pytest.mark.parametrize("k", ["", argument('[{}, {}, {"data"}, {}]')])
 def test_queries(k):
-    """Each device has its queries and all keys, which the partitioner gathers where they are split like the queries."""
+    """Each device has its queries and all keys; if the keys are split like the queries, the partitioner gathers
+    them."""
     result = fuse(attention(None, 4, argument('[{}, {"model"}, {"data"}, {}]'), k=k))
     assert result.fused_count == 1
     (line,) = (line for line in result.module.splitlines() if "sdy.manual_computation" in line)
@@ -123,7 +126,7 @@ def test_queries(k):
 
 
 def test_one_tensor_at_two_places_of_a_batch():
-    """Of bias[b, b] a device has its own rows and all columns, which it counts in the whole."""
+    """Of bias[b, b], a device has its own rows and all columns, which it indexes by the batch of the whole."""
     gather = f"""%i = stablehlo.iota dim = 0 : tensor<4x2xi32>
     %g = "stablehlo.gather"(%bias, %i) <{{dimension_numbers = #stablehlo.gather<collapsed_slice_dims = [0, 1],
       start_index_map = [0, 1], index_vector_dim = 1>, indices_are_sorted = true, slice_sizes = array<i64: 1, 1>}}>
@@ -140,7 +143,7 @@ def test_one_tensor_at_two_places_of_a_batch():
 
 
 def test_one_batch_is_not_shared():
-    """Only one device of two would have it."""
+    """Otherwise only one device of two would have it."""
     result = fuse(attention(None, 4, argument(SPLIT)).replace("tensor<4x4x8", "tensor<1x4x8"))
     assert "attn b1 hq2 hkv2" in result.module and '[{}, {"model"}, {}, {}]' in result.module
 
@@ -173,7 +176,7 @@ def test_shards_of_gspmd():
 
 
 def test_annotations_that_are_still_read():
-    """Scores that something else reads, too, keep their annotation, and the attention stays."""
+    """Scores that another operation also reads keep their annotation, and the attention stays unfused."""
     module = (
         attention(sdy(SPLIT), partitions=1)
         .replace(f"return %8 : {QKV}", f"%9 = stablehlo.sine %1 : {PLANE}\n return %8, %9 : {QKV}, {PLANE}")

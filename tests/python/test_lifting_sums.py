@@ -1,5 +1,6 @@
-"""Products of queries and keys, and of probabilities and values, that are written as multiplications and sums, as for
-one query of a decoder. Everything is compared with XLA."""
+"""Products of queries and keys, and of probabilities and values, written as multiplications and sums, for example for
+one query of a decoder. All results are compared with XLA's.
+"""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""libflashlift_pjrt around real plugins: those of PyPI for CPUs, and JAX's for CUDA where there is a GPU."""
+"""libflashlift_pjrt around real plugins: those of PyPI for CPUs, and JAX's for CUDA if there is a GPU."""
 
 import ctypes
 import importlib.util
@@ -59,7 +59,7 @@ def tolerance(plugin):
 
 
 def cuda_libraries(plugin):
-    """NVIDIA's libraries as PyPI has them: a plugin that is loaded without JAX looks for them on the loader's path."""
+    """NVIDIA's libraries from PyPI: a plugin that is loaded without JAX looks for them on the loader's path."""
     folders = [str(folder) for folder in (plugin.parents[2] / "nvidia").glob("*/lib")]
     variables = {"LD_LIBRARY_PATH": ":".join([*folders, os.environ.get("LD_LIBRARY_PATH", "")])}
     for nvrtc in (plugin.parents[2] / "nvidia").glob("*/lib/libnvrtc.so.*"):
@@ -132,7 +132,7 @@ AS_BYTES = {"causal": "0.9.0", "gradients": "0.9.0", "layers": stablehlo_dialect
 
 @pytest.fixture(scope="module")
 def modules(tmp_path_factory):
-    """A folder of modules with arguments, and how many attentions `flashlift fuse` fuses in each."""
+    """A folder of modules with arguments, and the number of attentions that `flashlift fuse` fuses in each."""
     folder = tmp_path_factory.mktemp("modules")
     counts = {}
     for name, (function, arguments, options) in MODULES.items():
@@ -207,7 +207,7 @@ print("flashlift.attention" in compiled.as_text(), float(compiled(q, k, v).sum()
 
 @one_plugin
 def test_compilation_cache(plugin, tmp_path):
-    """JAX's cache of executables on disk never gives a fused one for an unfused one, nor the other way round."""
+    """JAX's cache of executables on disk never returns a fused executable for an unfused one, or the reverse."""
     report = tmp_path / "report.jsonl"
     report.touch()
     printed = []
@@ -469,7 +469,7 @@ def test_client_with_pypjrt(plugin, root, tmp_path):
 
 @each_plugin
 def test_document(plugin, root):
-    """What docs/xla.md shows for CPUs, in a shell."""
+    """Runs the shell commands for CPUs in docs/xla.md."""
     block = re.search(r"```sh\n(.*?)```", (root / "docs" / "xla.md").read_text(), re.DOTALL)[1]
     ran = run("bash", "-ec", f"cd {root}\n{block}", plugin=plugin)
     assert ran.stderr.count("1 attention fused") == 2
@@ -480,7 +480,8 @@ def test_document(plugin, root):
 
 @pytest.mark.skipif(not importlib.util.find_spec("pypjrt"), reason=MISSING)
 def test_interface(root):
-    """Functions' places and structures' sizes, as in the table that pypjrt has made from openxla's header."""
+    """The positions of functions and the sizes of structures equal pypjrt's table, which comes from openxla's
+    header."""
     from pypjrt._abi import pjrt_0_114 as table
 
     header = (root / "src" / "xla" / "pjrt" / "c_api.h").read_text()

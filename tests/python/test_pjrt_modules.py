@@ -1,4 +1,4 @@
-"""What clients may send beside plain modules: the same comes of it through libflashlift_pjrt as without."""
+"""Unusual modules that clients may send: libflashlift_pjrt must give the same results as the plugin alone."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""flashlift compile and flashlift.precompile: a GPU's kernels into the cache on disk, without a GPU."""
+"""flashlift compile and flashlift.precompile store a GPU's kernels in the cache on disk, without a GPU."""
 
 import json
 from pathlib import Path
@@ -39,7 +39,7 @@ def test_compiles_once(flashlift, cache):
 
 
 def test_spellings_share_a_kernel(flashlift, cache):
-    """PyTorch's front end says causal by a comparison in another order."""
+    """PyTorch's front end writes causal as a comparison with exchanged operands."""
     run(flashlift, f"{FORWARD} causal", "--architecture", "80")
     spelled = run(flashlift, FORWARD + " mask_mod() { %0 = ge q, kv; return %0 }", "--architecture", "80")
     assert all(one["cached"] for one in spelled)
@@ -59,7 +59,7 @@ def test_backward_with_gradients_of_a_captured_tensor(cache):
 
 
 def test_backward_in_one_kernel(cache):
-    """Where the problem asks for what the backward pass reads, as PyTorch's front end does."""
+    """For a problem with the results that the backward pass reads, as PyTorch's front end requests them."""
     kernels = package.precompile(f"{FORWARD} lse residual", architectures=[80], backward=True)
     assert [one.kernel for one in kernels] == ["sm80/forward", "common/backward_preprocess", "sm80/backward_fused"]
 

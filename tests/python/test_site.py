@@ -1,4 +1,4 @@
-"""What the documentation site is made of by ourselves; `make docs` builds it and checks its links."""
+"""The generated parts of the documentation site; `make docs` builds it and checks its links."""
 
 import json
 import re

@@ -1,5 +1,6 @@
-"""Every way of writing attention in spellings.py is found, fused, and gives what XLA's own compilation gives; what only
-looks like attention is left alone."""
+"""Every way to write attention in spellings.py is found and fused, with the same results as XLA's own compilation;
+similar computations stay unfused.
+"""
 
 import flashlift.jax
 import jax
@@ -9,7 +10,7 @@ from spellings import CASES, NEAR_MISSES
 
 
 def run_both_ways(make):
-    """Compares the fused function's results with XLA's, and gives how many attentions were fused, and the report."""
+    """Compares the fused function's results with XLA's, and returns the number of fused attentions and the report."""
     function, arguments = make()
     fused = flashlift.jax.fuse(function)
     got = jax.tree.leaves(fused(*arguments))

@@ -1,4 +1,4 @@
-"""Modules as bytes: what jax.export gives, and MLIR bytecode."""
+"""Modules as bytes: the output of jax.export, and MLIR bytecode."""
 
 import io
 

@@ -1,4 +1,4 @@
-"""The StableHLO reader beside JAX's: the same text must be the same module to both."""
+"""The StableHLO reader compared with JAX's: both must read the same module from a text."""
 
 import subprocess
 import sys

@@ -1,7 +1,8 @@
-"""BlockMasks by what PyTorch's compiled kernels do with them: nothing is kept outside of the listed blocks, everything
-in full ones, and what mask_mod keeps in partial ones. The reference is a dense mask that is read off the lists one by
-one: what PyTorch compiles for a CPU gives the same, but takes half a minute to be compiled, and without torch.compile
-PyTorch reads no lists at all."""
+"""BlockMasks with the semantics of PyTorch's compiled kernels: no key is kept outside of the listed blocks, all keys in
+full ones, and those that mask_mod keeps in partial ones. The reference is a dense mask that is computed from the lists
+one by one. PyTorch's compiled code for a CPU gives the same, but takes half a minute to compile, and without
+torch.compile PyTorch does not read the lists.
+"""
 
 import random
 
@@ -16,7 +17,7 @@ from torch.nn.attention.flex_attention import BlockMask, create_block_mask, noop
 
 
 def dense(block_mask, mask_mod, sizes):
-    """bool [batch, heads, q_len, kv_len]. mask_mod: that of the mask, which the mask itself may have lost."""
+    """bool [batch, heads, q_len, kv_len]. mask_mod: the mask's mask_mod, which the mask itself may have lost."""
     batch, heads, q_len, kv_len = sizes
     q_block, kv_block = block_mask.BLOCK_SIZE
     keep = torch.zeros(sizes, dtype=torch.bool)
@@ -50,7 +51,7 @@ def gradients(attend, given):
 
 
 def check(found, given, keep, score_mod=None):
-    """score_mod: of the captured tensors that follow q, k and v in what is given."""
+    """score_mod: a function of the captured tensors that follow q, k and v in the arguments."""
 
     def truth(q, k, v, *captured):
         return reference(q, k, v, keep, score_mod(*captured) if score_mod else None)
@@ -65,8 +66,8 @@ def assert_right(q, k, v, block_mask, mask_mod, attend=flex_attention):
 
 
 def lists_of(kinds, generator=None):
-    """(counts, indices) of partial blocks and of full ones, from a table of 1 and 2: in any order, with anything behind
-    what counts."""
+    """(counts, indices) of partial blocks and of full ones, from a table of 1 and 2: in any order, with any numbers
+    after the counted ones."""
     found = []
     for kind in (1, 2):
         listed = kinds == kind
@@ -85,7 +86,7 @@ def listed(kinds, block, mask_mod, lengths):
 
 
 def top_k_blocks(batch, heads, rows, columns, count):
-    """As block-sparse attentions choose them: the best blocks of each row, and its own."""
+    """The best blocks of each row, and its own, as block-sparse attentions choose them."""
     best = torch.rand(batch, heads, rows, columns).topk(count, dim=-1).indices
     kinds = torch.zeros(batch, heads, rows, columns, dtype=torch.int).scatter(-1, best, 1)
     return kinds | torch.eye(rows, columns, dtype=torch.int)
@@ -157,7 +158,7 @@ def window_that_changes(b, h, i, j):
 
 @torch.no_grad()
 def test_numbers_that_change(monkeypatch):
-    """A number that mask_mod reads is another than when the lists were made."""
+    """The mask_mod reads a number that has changed since the lists were made."""
     q, k, v = tensors(torch.float32, (1, 1, 1, 128, 128, 16, 16))
     monkeypatch.setitem(globals(), "WINDOW", 9)
     mask = create_block_mask(window_that_changes, 1, 1, 128, 128, device="cpu", BLOCK_SIZE=16)
@@ -198,7 +199,7 @@ def test_lists_that_say_no_more_cost_nothing(mod, make):
 
 @torch.no_grad()
 def test_lists_of_a_batch_that_others_differ_from():
-    """create_block_mask without B asks mask_mod for batch 0; its lists hold for all."""
+    """create_block_mask without B calls mask_mod for batch 0 only; its lists apply to all batches."""
     q, k, v = tensors(torch.float32, (2, 2, 2, 128, 128, 16, 16))
     mod = lambda b, h, i, j: i + 50 * b + 20 * h >= j
     mask = create_block_mask(mod, None, None, 128, 128, device="cpu", BLOCK_SIZE=16)
@@ -240,7 +241,7 @@ def test_slices():
 
 @pytest.mark.parametrize("made_inside", [False, True])
 def test_in_a_graph(made_inside):
-    """The lists are arguments of the graph, or made in it: what they hold is not known when it is compiled."""
+    """The lists are arguments of the graph, or made in it: their content is unknown when it is compiled."""
     torch._dynamo.reset()
     q, k, v = tensors(torch.float32, (2, 4, 2, 96, 96, 16, 16))
 
@@ -291,7 +292,7 @@ def test_lists_that_are_none(words, change):
 
 
 class Drawn:
-    """A random BlockMask, and what it has to mean."""
+    """A random BlockMask, and its meaning."""
 
     def __init__(self, seed):
         self.random = random.Random(seed)
@@ -358,7 +359,7 @@ class Drawn:
 
 @pytest.mark.parametrize("part", range(4))
 def test_drawn(part):
-    """With a bias that has a gradient, and now and then a mask_mod beside."""
+    """With a bias that has a gradient, and sometimes with a mask_mod as well."""
     for seed in range(part, 44, 4):
         drawn = Drawn(seed)
         q, k, v = tensors(torch.float32, (*drawn.shape[:3], drawn.q_len, drawn.kv_len, *drawn.shape[5:]), seed)

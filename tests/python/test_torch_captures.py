@@ -1,4 +1,4 @@
-"""Where mods keep the numbers and functions that they read: a trace must not outlive a change of them."""
+"""Places where mods keep the numbers and functions that they read: a trace must not be reused after these change."""
 
 import array
 import collections
@@ -325,6 +325,6 @@ NARROW = torch.full((64,), 2**30, dtype=torch.int32)
 )
 @torch.no_grad()
 def test_coordinates_beyond_32_bits(mod):
-    """PyTorch's coordinates have 64 in eager mode; integers that a mod captures keep their own."""
+    """PyTorch's coordinates have 64 bits in eager mode; integers that a mod captures keep their own type."""
     q, k, v = torch.randn(3, 1, 2, 64, 16, generator=torch.Generator().manual_seed(1)).unbind()
     torch.testing.assert_close(flex_attention(q, k, v, mod), theirs.flex_attention(q, k, v, mod), atol=2e-5, rtol=1e-4)

@@ -1,4 +1,4 @@
-"""Checkpointing: the forward pass that is run again has to save what the first one saved, and to give its gradients."""
+"""Checkpointing: the repeated forward pass must save the same as the first one, and give its gradients."""
 
 import functools
 
@@ -26,7 +26,7 @@ def tensors():
 
 
 def mods(window, factor, bias):
-    """A score_mod and a mask_mod: by where(), a number decides whether a captured tensor is read at all."""
+    """A score_mod and a mask_mod in which, by where(), a number decides whether a captured tensor is read at all."""
 
     def score_mod(score, b, h, i, j):
         return torch.where(torch.as_tensor(window > 5), score * factor + bias[h], score * factor - (bias * window)[h])
@@ -83,7 +83,7 @@ def nested(*args):
     ids=["plain", "reentrant", "to_the_end", "selective", "nested"],
 )
 def test_layers_that_differ_in_numbers(run):
-    """In the first step, when the numbers of later layers become arguments."""
+    """Tests the first step, in which the numbers of later layers become arguments."""
     found = gradients(run)
     for one, other in zip(found, gradients(layer), strict=True):
         assert torch.equal(one, other)
@@ -92,7 +92,7 @@ def test_layers_that_differ_in_numbers(run):
 
 
 def test_more_numbers_than_traces_are_kept(monkeypatch):
-    """A trace that is dropped for newer ones is still that of the layers that had it."""
+    """A trace that newer ones have displaced is still used by the layers that had it."""
     monkeypatch.setattr(families, "_VARIANTS", 2)
     q, k, v = tensors()
 
@@ -127,7 +127,7 @@ def test_dropout(use_reentrant):
 
 
 def test_block_masks():
-    """Made inside: another object for the same mask when it is run again."""
+    """The mask is made inside: each run has another object for the same mask."""
     x, k, v = tensors()
 
     def attend(x, window):
@@ -146,7 +146,7 @@ def test_block_masks():
 
 @pytest.mark.parametrize("dropout_p", [0, 0.3])
 def test_compiled(dropout_p):
-    """Layers in one graph, two of which are run again in its backward pass."""
+    """Layers in one graph; two of them run again in its backward pass."""
     attend = functools.partial(flex_attention, dropout_p=dropout_p, dropout_seed=5 if dropout_p else None)
 
     def run(*args):

@@ -213,7 +213,8 @@ MISUSES = {
 
 @pytest.mark.parametrize("name", MISUSES)
 def test_sdpa_misuse(name):
-    """What each of PyTorch's ways refuses, but for lengths that differ, past which its CPU kernel reads."""
+    """The calls that each of PyTorch's implementations refuses, except for lengths that differ, for which its CPU
+    kernel reads out of bounds."""
     words, call = MISUSES[name]
     arguments, options = call(torch.randn(2, 4, 6, 8))
     with pytest.raises((RuntimeError, ValueError, NotImplementedError), match=words):
@@ -225,7 +226,7 @@ def test_sdpa_misuse(name):
 
 @torch.no_grad()
 def test_compile_of_numbers_in_closures():
-    """Numbers that differ become symbols of Dynamo's, and arguments of the program."""
+    """Numbers that change become symbols of Dynamo's, and arguments of the program."""
 
     @torch.compile(fullgraph=True, backend="aot_eager")
     def compiled(q, k, v, offset):

@@ -133,7 +133,7 @@ def test_gradients_of_rows_of_nearly_one_key():
 @pytest.mark.parametrize("name", ["noop", "causal", "softcap"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_gradients_through_the_output_alone(name, dtype):
-    """As models train."""
+    """As in the training of models."""
     inputs = [one.detach().requires_grad_() for one in tensors(dtype, GRADIENT_SHAPES[dtype])]
     mods = torch_mods.cases(*(GRADIENT_SHAPES[dtype][i] for i in (0, 3, 4)))[name]
     cotangent = torch.randn(*inputs[0].shape[:3], inputs[2].shape[3]).to(dtype)
@@ -151,7 +151,8 @@ def test_gradients_through_the_output_alone(name, dtype):
 
 @pytest.fixture
 def portable_kernels(monkeypatch):
-    """The portable implementation by name, which every GPU but Hopper takes. Returns the attentions compiled since."""
+    """Selects the portable implementation by name, which every GPU but Hopper uses. Returns the attentions compiled
+    since."""
     made = []
 
     class Portable(Attention):
@@ -160,7 +161,7 @@ def portable_kernels(monkeypatch):
             made.append(self)
 
     def forget():
-        """What was compiled, and the plans that hold it."""
+        """Discards compiled kernels, and the plans that hold them."""
         for kept in (kernels.compiled, kernels._plan):
             kept.cache_clear()
 
@@ -173,7 +174,7 @@ def portable_kernels(monkeypatch):
 @pytest.mark.parametrize("name", ["noop", "causal", "softcap", "full_bias"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_the_portable_kernels_give_gradients_from_one_kernel(name, dtype, portable_kernels):
-    """What models on other GPUs train with. No gradient of a captured tensor is asked for."""
+    """The kernel with which models train on other GPUs. No gradient of a captured tensor is requested."""
     test_gradients_through_the_output_alone(name, dtype)
     last = portable_kernels[-1]
     assert last.implementation == "cuda_sm80"
@@ -192,7 +193,7 @@ def test_gradients_of_captured_tensors_read_the_residual(portable_kernels):
 
 @pytest.mark.parametrize("name", ["causal", "documents", "softcap_causal"])
 def test_compiled_graphs_call_c(name, monkeypatch):
-    """Python is for their first call only; and what they give is what the operators give."""
+    """Python runs only in their first call, and the results equal those of the operators."""
     if graphs._c() is None:
         pytest.skip("this torch has not what the functions in C need")
     in_python = []
@@ -253,7 +254,7 @@ def test_gradients_in_a_cuda_graph():
 
 @torch.no_grad()
 def test_cuda_graphs_give_their_memory_back():
-    """What the parts of a row leave for each other, some megabytes, belongs to the graph."""
+    """The memory through which the parts of a row exchange results, some megabytes, belongs to the graph."""
     q = torch.randn(1, 8, 1, 256, device="cuda", dtype=torch.bfloat16)
     k, v = torch.randn(2, 1, 1, 65536, 256, device="cuda", dtype=torch.bfloat16)
     expected = flex_attention(q, k, v, enable_gqa=True)
@@ -315,7 +316,7 @@ def test_the_backward_pass_takes_its_memory_from_pytorch():
 
 
 def test_dropout_is_that_of_the_cpu():
-    """The random words of a key depend on the seed and its place alone."""
+    """The random words of a key depend only on the seed and on its position."""
     q, k, v = tensors(torch.float32, (1, 2, 2, 70, 90, 40, 40))
 
     def step(q, k, v):

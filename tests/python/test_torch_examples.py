@@ -1,4 +1,4 @@
-"""The examples for PyTorch run, and check themselves."""
+"""The examples for PyTorch run, and check their results."""
 
 import subprocess
 import sys

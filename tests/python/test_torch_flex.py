@@ -1,4 +1,4 @@
-"""flashlift.torch.flex_attention against float64, judged beside the same maths in the same type, unfused."""
+"""flashlift.torch.flex_attention compared with float64, and judged against unfused maths in the same type."""
 
 import math
 
@@ -198,7 +198,7 @@ def test_kernel_options(backend):
 
 @torch.no_grad()
 def test_captures_may_change():
-    """The same function, other contents, other shapes, other numbers: always those of the call."""
+    """The same function with other contents, other shapes, other numbers: a call always uses its own."""
     q, k, v = tensors(torch.float32, (1, 4, 4, 40, 40, 16, 16))
     bias = torch.zeros(40)
     factor = 1.0

@@ -1,4 +1,4 @@
-"""Gradients of flashlift.torch.flex_attention on the CPU, against float64, by the rule of PyTorch's own tests."""
+"""Gradients of flashlift.torch.flex_attention on the CPU, compared with float64 by the rule of PyTorch's own tests."""
 
 import contextlib
 import functools
@@ -31,13 +31,14 @@ SHAPES = {
 
 @pytest.fixture(autouse=True)
 def differentiable_indexing(monkeypatch):
-    """PyTorch's own indexing under vmap has no gradient for bias[h][q]; ours, in its place in the reference, has."""
+    """PyTorch's own indexing under vmap has no gradient for bias[h][q]; ours, which replaces it in the reference, has
+    one."""
     monkeypatch.setattr("test_torch_flex.TransformGetItemToIndex", IndexByTensors)
 
 
 @contextlib.contextmanager
 def in_double(leaves):
-    """The truth is computed from float64 leaves."""
+    """The exact result is computed from float64 leaves."""
     before = [one.data for one in leaves]
     for one in leaves:
         one.data = one.data.double()
@@ -47,7 +48,7 @@ def in_double(leaves):
 
 
 def captured(*mods):
-    """The floating-point tensors that mods capture, which then ask for a gradient."""
+    """The floating-point tensors that mods capture; they now require a gradient."""
     found = []
     for kind, mod in zip(("score_mod", "mask_mod"), mods, strict=False):
         if mod is not None:
@@ -74,13 +75,13 @@ def fused(score_mod, mask_mod, **options):
 
 
 def drawn(attend, inputs, leaves, draws):
-    """The gradients for each draw of cotangents, one below the other."""
+    """The gradients for each draw of cotangents, stacked."""
     each = [gradients(attend, inputs, leaves, cotangents) for cotangents in draws]
     return [torch.stack(of_tensor) for of_tensor in zip(*each, strict=True)]
 
 
 def check(ours, golden, eager, names="qkv"):
-    """Each tensor beside the same maths in its own type."""
+    """Compares each tensor with the same computation in its own type."""
     for i, (one, true, plain) in enumerate(zip(ours, golden, eager, strict=True)):
         name = names[i] if i < 3 else f"captured tensor {i - 3}"
         width = None if i < 3 else 1  # the elements of a captured tensor's row have errors of their own
@@ -114,7 +115,7 @@ def small(dtype=torch.float32):
 
 
 def test_sinks_and_float64():
-    """Sinks have gradients too; float64 is unfused, and right by finite differences."""
+    """Sinks have gradients too; float64 is unfused, and agrees with finite differences."""
     inputs, sinks = small(), torch.linspace(-1, 1, 4).requires_grad_()
     doubled = torch.linspace(-1, 1, 4, dtype=torch.float64, requires_grad=True)
     cotangents = torch.randn(2, 4, 20, 8), torch.randn(2, 4, 20)
@@ -187,7 +188,7 @@ def test_func_grad_vmap_and_checkpoint():
 
 
 def test_mods_that_a_transform_meets_first():
-    """What a mod captures is in a wrapper of the transform's while it is traced."""
+    """The tensors that a mod captures are wrapped by the transform while it is traced."""
     q, k, v = small()
     bias, steps = torch.randn(4, 40), torch.randn(3, 4)
 
@@ -224,7 +225,7 @@ def test_jit_trace():
 
 
 class Straight(torch.autograd.Function):
-    """Rounded on the way there, not on the way back."""
+    """Rounds in the forward pass, but not in the backward pass."""
 
     generate_vmap_rule = True
 
@@ -293,7 +294,7 @@ def test_opcheck_of_the_gradient():
 
 
 def test_dropout():
-    """The same seed leaves the same keys out, in the gradient too; in the mean nothing is lost."""
+    """The same seed drops the same keys, also in the gradient; the mean stays the same."""
     q, k, v = small()
 
     def attend(q, k, v, seed=11):
@@ -325,7 +326,7 @@ def test_dropout():
 
 
 def check_rows_of_nearly_one_key(device):
-    """What rounding does to <d_out, v> cancels in them, if <d_out, out> is a sum of the same products."""
+    """In these rows, the rounding of <d_out, v> cancels if <d_out, out> is a sum of the same products."""
 
     def steep(score, b, h, q_idx, kv_idx):
         return score - torch.exp2(4.0 - h) * (q_idx - kv_idx).abs()
@@ -346,7 +347,8 @@ def test_gradients_of_rows_of_nearly_one_key():
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_gradients_that_vanish_are_zero(dtype):
-    """Where all values are equal no score matters; the backward pass sees that only if the output is exactly theirs."""
+    """If all values are equal, no score has an effect; the backward pass sees that only if the output is exactly that
+    value."""
     bias = torch.randn(2, 200, 200, dtype=dtype, requires_grad=True)
     q, k, v = (torch.ones(1, 2, 200, 32, dtype=dtype, requires_grad=True) for _ in range(3))
     out = flex_attention(q, k, v, lambda score, b, h, i, j: score + bias[h, i, j], mask_mod=torch_mods.causal)
@@ -355,7 +357,7 @@ def test_gradients_that_vanish_are_zero(dtype):
 
 
 def test_a_training_step_does_not_import_dynamo():
-    """It takes two seconds; only what compiles needs it."""
+    """The import takes two seconds; only compiled code needs it."""
     code = """if True:
         import sys, torch
         from flashlift.torch import flex_attention
@@ -368,7 +370,7 @@ def test_a_training_step_does_not_import_dynamo():
 
 
 def test_a_gpu_keeps_the_residual_where_the_plan_reads_it(monkeypatch):
-    """Of every architecture, and for the gradients that are wanted. Nothing runs."""
+    """For every architecture, and for the requested gradients. Nothing runs."""
     asked = []
 
     class Compiled:

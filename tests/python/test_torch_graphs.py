@@ -1,4 +1,4 @@
-"""What graphs that Inductor compiles call: functions in C, and Python for the first call of each kind."""
+"""Functions that Inductor's compiled graphs call: in C, and in Python for the first call of each kind."""
 
 import pytest
 import torch
@@ -91,7 +91,7 @@ def test_sinks_and_captured_tensors(compiled, in_python):
 
 
 def test_outputs_of_another_type_are_pythons(in_python):
-    """On a CPU what trains in 16 bits has an output of f32, whose rows are looked at."""
+    """On a CPU, training in 16 bits has an output of f32, whose rows Python processes."""
     given = [one.detach() for one in tensors(dtype=torch.bfloat16)]
     others = [], None, None, "causal", 0.25, False, True, False
     for _ in range(3):
@@ -131,7 +131,7 @@ def test_profilers_see_the_calls(compiled):
 
 
 def test_errors_are_raised(in_python):
-    """One of a call that has a record, too."""
+    """Also an error of a call that has a record."""
     function = getattr(torch.ops.flashlift, graphs._NAMES[0])
     q, k, v = (one.detach() for one in tensors())
     features = "score_mod(t: f32[?]) { %0 = load t[kv]; %1 = add score, %0; return %1 }"

@@ -1,4 +1,4 @@
-"""What PyTorch's users do beside calling: broadcasting keys, profiling, other default devices, odd shapes."""
+"""Less common uses of PyTorch: broadcast keys, profiling, other default devices, odd shapes."""
 
 import pytest
 import torch
@@ -90,7 +90,7 @@ def mods(window=5):
 
 @torch.no_grad()
 def test_another_default_device():
-    """What is made on the way is made where it is read: on a GPU, each number would be waited for."""
+    """Intermediate tensors are created where they are read: on a GPU, the call would wait for each number."""
     q, k, v = tensors()
     block_mask = create_block_mask(lambda b, h, i, j: i >= j, None, None, 20, 20, device="cpu")
     results = []
@@ -213,7 +213,7 @@ def test_scaled_dot_product_attention_of_what_it_does_not_take():
 @torch.no_grad()
 @pytest.mark.parametrize("compiles", [False, True], ids=["eager", "compiled"])
 def test_coordinates_beyond_a_tensor_are_refused(compiles):
-    """As PyTorch refuses them, masked or not: the nearest element would be no error that anyone sees."""
+    """As PyTorch refuses them, masked or not: nobody would notice that the nearest element is read."""
     q, k, v = tensors()
     small, wide = torch.randn(19), torch.randn(4, 20, 20)
 
@@ -242,7 +242,7 @@ def test_coordinates_beyond_a_tensor_are_refused(compiles):
 
 
 def test_a_captured_tensor_that_becomes_too_small():
-    """Another size is no other program."""
+    """Another size does not need another program."""
     q, k, v = tensors()
 
     def attend(table):

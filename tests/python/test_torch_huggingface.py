@@ -1,5 +1,6 @@
-"""Tiny models of transformers' own, made from configurations: with flashlift's attention they are what they are with
-sdpa."""
+"""Tiny models of transformers, created from configurations: with Flashlift's attention, their results are the same as
+with sdpa.
+"""
 
 import pytest
 import torch
@@ -81,7 +82,7 @@ def maybe_compiled(request):
 
 
 def with_models(*names):
-    """Graphs take long to make: of some models."""
+    """Graphs take long to compile, so only some models are tested with them."""
     cases = [(name, False) for name in names] + [
         (name, True) for name in names if name in ("llama", "gemma2", "gpt_oss")
     ]
@@ -135,7 +136,7 @@ def test_weights_are_not_stored():
 @with_models("llama", "gemma2", "gpt_oss", "gpt2")
 @torch.no_grad()
 def test_static_caches(name, pads, maybe_compiled):
-    """They are longer than what they hold, and count in place what they hold."""
+    """They are longer than their content, and count it in place."""
     ours, theirs = pair(name)
     tokens = some_tokens()
     results = []

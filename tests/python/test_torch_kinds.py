@@ -1,4 +1,4 @@
-"""The ways in which PyTorch's own tests use flex_attention: layouts, types, graphs, block masks and learnt biases."""
+"""Uses of flex_attention in PyTorch's own tests: layouts, types, graphs, block masks and learnt biases."""
 
 import functools
 import inspect
@@ -102,7 +102,7 @@ def test_strides(in_graph):
     [(torch.float32, torch.float16), (torch.float16, torch.float8_e4m3fn), (torch.bfloat16, torch.float32)],
 )
 def test_keys_of_another_type(query_type, key_type):
-    """A cache of 8 bits, say. The result has the query's type."""
+    """For example a cache of 8 bits. The result has the query's type."""
     q, k, v = random(1, 2, 40, 16).to(query_type), random(1, 2, 50, 16).to(key_type), random(1, 2, 50, 16).to(key_type)
     out = flex_attention(q, k, v)
     assert out.dtype == query_type
@@ -178,7 +178,7 @@ def test_graphs_of_changing_lengths(dynamic, expected):
 
 
 def test_graphs_of_captured_tensors_of_changing_sizes():
-    """An index may be below zero, so that the program reads the table's size."""
+    """An index may be negative, so that the program reads the table's size."""
     backend = CompileCounterWithBackend("aot_eager")
 
     def attend(q, k, v, table, rows):
@@ -243,7 +243,7 @@ class Capped(torch.nn.Module):
 
 
 def test_floats_of_a_graph():
-    """Under dynamic=True Dynamo makes tensors of them, which the mod's graph reads."""
+    """Under dynamic=True, Dynamo turns them into tensors, which the mod's graph reads."""
     inputs = random(3, 2, 4, 20, 8)
     model = Capped(5.5)
     graph = compiled(model, dynamic=True)
@@ -314,7 +314,7 @@ torch.library.impl("flashlift_tests::cap", "CompositeExplicitAutograd", lambda x
 
 
 def vectors(combine):
-    """Operations on rows that indices choose."""
+    """Operations on rows selected by indices."""
     table = torch.randn(4, 40, 3, generator=torch.Generator().manual_seed(4))
     return lambda score, b, h, q, kv: score + combine(table[h, q], table[h, kv])
 
@@ -409,7 +409,7 @@ def test_selective_checkpoints(saved):
 
 
 class Wrapped(torch.Tensor):
-    """A subclass that has all operators called on the tensor inside, and will not be seen as strided memory."""
+    """A subclass that applies all operators to the tensor inside, and cannot be viewed as strided memory."""
 
     @staticmethod
     def __new__(cls, inner):
@@ -471,7 +471,7 @@ def test_export(strict):
 
 
 def test_lists_in_graphs():
-    """Masks that say only which blocks: made of lists, without those of the other direction, or narrowed."""
+    """Masks that define only blocks: made of lists, without those of the other direction, or narrowed."""
     counts = torch.tensor([[[2, 1]]], dtype=torch.int32)
     indices = torch.tensor([[[[0, 2, 1], [1, 0, 2]]]], dtype=torch.int32)
     inputs = random(1, 2, 64, 8), random(1, 2, 96, 8), random(1, 2, 96, 8)
@@ -501,7 +501,7 @@ def test_row_of_a_mask_for_decoding():
 
 
 def test_block_mask_of_a_larger_batch():
-    """The first sequences, or heads, of those that it was made for."""
+    """The call has the first of the sequences, or heads, that the mask was made for."""
     lengths = torch.tensor([9, 20, 33])
     mask = create_block_mask(lambda b, h, q, kv: (kv < lengths[b] + h) & (q >= kv), 3, 4, 40, 40, device="cpu")
     q, k, v = random(3, 2, 2, 40, 8)
@@ -602,7 +602,7 @@ BIASES = {  # the shape of the bias, and how a score_mod reads it
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("name", BIASES)
 def test_learnt_biases(name, dtype):
-    """Output and gradients, the bias's too."""
+    """Output and gradients, including the bias's."""
     shape, apply = BIASES[name]
     inputs, cotangent = (
         tensors(dtype, (2, 4, 4, LENGTH, LENGTH, 16, 16)),
@@ -627,7 +627,7 @@ def test_learnt_biases(name, dtype):
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_learnt_biases_in_a_graph(dtype):
-    """The same bits: what a gradient is made of has one place in the graph, so that no sums differ in order."""
+    """The same bits: each term of a gradient has one place in the graph, so that sums have the same order."""
     inputs = [one for _ in BIASES for one in tensors(dtype, (2, 4, 4, LENGTH, LENGTH, 16, 16))]
     tables = [random(*shape, dtype=dtype, requires_grad=True) for shape, _ in BIASES.values()]
 
@@ -646,7 +646,7 @@ def biased(apply, table, score, b, h, q, kv):
 
 
 def test_two_halves_of_a_mask_by_their_sums():
-    """Attention over near keys and over far ones, put together by their lse: gradients go through both."""
+    """Attention over near keys and over far ones, combined by their lse: gradients flow through both."""
     inputs = random(3, 2, 2, 90, 16)
 
     def merged(q, k, v):
@@ -681,7 +681,7 @@ def test_rows_without_keys():
 
 @torch.no_grad()
 def test_output_error_beside_pytorchs_own():
-    """With PyTorch's own eager function as what is compared with."""
+    """Compares with PyTorch's own eager function."""
     for dtype in DTYPES:
         q, k, v = tensors(dtype, (1, 4, 4, 128, 128, 64, 64))
         for name in ("causal_where", "squared"):

@@ -1,5 +1,6 @@
-"""How torch's tensors reach the kernels: by DLPack's exchange interface in C, or where torch has none by views that
-Python makes. And what neither can show, a lazy negation."""
+"""Two ways to pass torch's tensors to the kernels: by DLPack's exchange interface in C, or by views created in Python
+if torch lacks it. Also lazy negation, which neither of them represents.
+"""
 
 import pytest
 import torch
@@ -46,7 +47,7 @@ def test_lazy_negation(compiles, trains):
 
 
 def test_calls_of_a_graph_go_past_the_dispatcher(monkeypatch):
-    """Those that no mode, transform or gradient has to see."""
+    """Calls that no mode, transform or gradient must see."""
     calls = []
     whole = kernels.run_for_backward
     monkeypatch.setattr("flashlift.torch._run.operators.run_for_backward", lambda call: calls.append(1) or whole(call))

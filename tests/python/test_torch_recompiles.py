@@ -1,4 +1,4 @@
-"""What compiles nothing: other tensors, other lengths, other numbers in the same mod."""
+"""Calls that compile nothing: other tensors, other lengths, other numbers in the same mod."""
 
 import collections
 import enum
@@ -18,7 +18,7 @@ from torch.nn.attention.flex_attention import create_block_mask, or_masks
 
 @pytest.fixture
 def compiled():
-    """How many kernels were compiled since the test began."""
+    """The number of kernels compiled since the test began."""
     kernels.compiled.cache_clear()
     families._families.clear()
     _constant_scales.cache_clear()
@@ -34,7 +34,7 @@ def softcap(cap):
 
 
 def first_keys(count):
-    """A mod that needs its number as a number."""
+    """A mod that needs the value of its number."""
 
     def mask(b, h, q, kv):
         kept = q >= kv
@@ -46,7 +46,7 @@ def first_keys(count):
 
 
 def derived(window, factor, gain):
-    """Numbers in arithmetic among themselves, with captured tensors, and with traced scalars."""
+    """Numbers combined with each other, with captured tensors, and with traced scalars."""
     table = torch.arange(60.0)
 
     def mod(score, b, h, q, kv):
@@ -61,7 +61,7 @@ def within(b, h, q, kv, *, distance):
 
 
 class Window:
-    """A mask whose number is an attribute, of it or of what it holds."""
+    """A mask whose number is an attribute, of the mask or of an object inside it."""
 
     def __init__(self, size, inner=None):
         self.size = size
@@ -149,7 +149,7 @@ NUMBERS_THAT_ARE_NONE = {
 )
 @torch.no_grad()
 def test_numbers_that_no_tensor_stands_for(name, in_graph):
-    """What Python makes of them, or their size, is not what torch would make of a tensor in their place."""
+    """Python's results from these numbers, or their size, differ from torch's results for a tensor."""
     torch._dynamo.reset()
     attend = torch.compile(by_function, fullgraph=True, backend="aot_eager") if in_graph else by_function
     for number in (2, 7, 11, 4, 5):
@@ -186,7 +186,7 @@ class Bag:
 
 
 class Hidden:
-    """What it holds is not read by name."""
+    """Its content is not read by name."""
 
     def __init__(self, factor):
         self.factor = factor
@@ -218,7 +218,7 @@ KEPT = {}
 
 
 def kept(factor):
-    """A tensor that comes from where nothing that the mod captures leads to."""
+    """A tensor that the mod cannot reach through anything that it captures."""
     find = functools.lru_cache(lambda name: KEPT[name])
     KEPT["table"] = torch.full((4,), float(factor))
     return lambda score, b, h, q, kv: score * find("table")[h]
@@ -296,7 +296,7 @@ IN_GRAPHS = {
 
 @functools.cache
 def makes_constants_of_products():
-    """Whether PyTorch compiles a graph anew for each value of a float that it computes with."""
+    """Whether PyTorch compiles a graph again for each value of a float that it computes with."""
     torch._dynamo.reset()
     counted = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
     graph = torch.compile(lambda x, cap: x * (cap * 2 + 1), backend=counted)
@@ -352,7 +352,7 @@ def test_numbers_of_modules_in_graphs(compiled, counted, dynamic, most):
 @pytest.mark.parametrize("dynamic", [None, True, False])
 @pytest.mark.parametrize("name", [*IN_GRAPHS, "power", "closure_power"])
 def test_gradients_of_numbers_in_graphs(counted, name, dynamic):
-    """Also where a number is none that can be an argument, and where Dynamo is told to make none."""
+    """Also if a number cannot be an argument, and if Dynamo must not make any."""
     others = {
         "power": (lambda: powered, lambda x: (x * 2,)),
         "closure_power": (lambda: by_function, lambda x: (lambda score, b, h, i, j: score.abs() ** (x * 2),)),
@@ -370,7 +370,7 @@ def test_gradients_of_numbers_in_graphs(counted, name, dynamic):
 
 @torch.no_grad()
 def test_scales(compiled):
-    """Some scales are constants of their kernels; more are an argument of one."""
+    """Some scales are constants of their kernels; further ones are an argument of one kernel."""
     q, k, v = tensors()
     for i in range(100):
         scale = 0.1 + i / 64

@@ -1,4 +1,4 @@
-"""On which threads flashlift.torch runs on a CPU: torch's own, as many as torch says."""
+"""flashlift.torch on a CPU runs on torch's own threads, and on as many as torch uses."""
 
 import ctypes
 import os
@@ -23,7 +23,7 @@ def same_threads_after():
 
 
 def tensors(length=200, seed=1):
-    """Small enough that torch itself starts no threads: forked, it would wait for them."""
+    """Small enough that torch itself starts no threads: in a forked process, it would wait for them."""
     generator = torch.Generator().manual_seed(seed)
     return [torch.randn(1, 4, length, 32, generator=generator, requires_grad=True) for _ in range(3)]
 
@@ -39,7 +39,7 @@ def attend(q, k, v):
 
 
 def in_fresh_process(body):
-    """What a program prints that begins without any thread of torch's or ours."""
+    """The output of a program that starts without any thread of torch's or ours."""
     begin = """
         import os, time, torch
         from flashlift.torch import flex_attention
@@ -112,7 +112,8 @@ def test_the_number_of_threads_changes_no_bit():
 
 
 def test_without_openmp(monkeypatch):
-    """Where torch has other threads, Flashlift's own run the call, and one thread is still the calling one."""
+    """If torch uses other threads, Flashlift's own threads run the call, and a single thread is still the calling
+    one."""
     torch.set_num_threads(2)
     expected = attend(*tensors())
     monkeypatch.setattr(lent_threads, "_gomp_parallel", lambda: None)

@@ -1,4 +1,4 @@
-"""flashlift.tune, `flashlift tune` and `flashlift cache`: what is measured, kept, shared and taken by compiles."""
+"""flashlift.tune, `flashlift tune` and `flashlift cache`: results are measured, stored, shared and used."""
 
 import json
 import sqlite3
@@ -25,7 +25,7 @@ def cache(tmp_path, monkeypatch):
 
 @pytest.fixture
 def remember(flashlift, tmp_path):
-    """remember(problem, implementation=..., ...): as if that had been measured to be the fastest."""
+    """remember(problem, implementation=..., ...): stores this as the fastest measured choice."""
 
     def put(problem, direction="forward", **best):
         backward = ["--backward"] if direction == "backward" else []

@@ -1,4 +1,4 @@
-"""The custom call flashlift.attention inside JAX: docs/custom_call.md, from the caller's side."""
+"""The custom call flashlift.attention inside JAX, as docs/custom_call.md defines it for callers."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -72,7 +72,7 @@ def test_attention_as_an_operation():
 
 
 def test_many_calls_at_once():
-    """XLA's thread pool is lent to several calls at a time, some of which run on its own threads."""
+    """Several calls at a time share XLA's thread pool, and some of them run on its threads."""
     shape = (1, 512, 8, 32)
     q = jnp.asarray(RNG.normal(size=shape), jnp.float32)
 

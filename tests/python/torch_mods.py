@@ -1,4 +1,4 @@
-"""Mods that people write for flex_attention: kinds from PyTorch's own tests, attention-gym and Eagle3."""
+"""Mods for flex_attention as users write them: from PyTorch's own tests, attention-gym and Eagle3."""
 
 import functools
 import math
@@ -18,7 +18,7 @@ def causal(b, h, q, kv):
 
 
 def causal_score(score, b, h, q, kv):
-    """No score: a mask_mod in the wrong place."""
+    """Returns no score: a mask_mod passed as a score_mod."""
     return q >= kv
 
 
@@ -232,13 +232,13 @@ def scaled_by_learned(dtype):
 
 
 def derived_table(length):
-    """Operations on captured tensors alone."""
+    """Operations only on captured tensors."""
     table = _random(length, HEADS)
     return lambda score, b, h, q, kv: score + (table.t() * 2).softmax(-1)[h, kv]
 
 
 def row_operations(length):
-    """Operations on a row that a traced index chose."""
+    """Operations on a row selected by a traced index."""
     table = _random(HEADS, length, 3)
     return lambda score, b, h, q, kv: score + (table[h, q] * table[h, kv]).sum(-1)
 
@@ -268,7 +268,7 @@ def searched(count, length):
 
 
 def searched_among_many(count):
-    """More than a program may compare with one by one."""
+    """More values than a program may compare one by one."""
     starts = torch.sort(torch.randint(0, 200, (count,), generator=torch.Generator().manual_seed(1))).values
 
     def score_mod(score, b, h, q, kv):
@@ -285,7 +285,7 @@ def integer_powers(score, b, h, q, kv):
 
 
 def extremes(score, b, h, q, kv):
-    """Of booleans, and beside what is no number; signs of numbers."""
+    """Extremes of booleans, extremes with NaN, and signs of numbers."""
     either, both = torch.maximum(q > kv, kv < 3), torch.minimum(q > 30, kv > 30)
     unknown = torch.where(q > kv, math.nan, 1.0)
     score = score + torch.fmax(unknown, torch.tensor(0.5)) - torch.fmin(torch.tensor(2), unknown) / 2
@@ -293,7 +293,7 @@ def extremes(score, b, h, q, kv):
 
 
 def parts(length):
-    """Operations of several results, on what is captured and on a row of it."""
+    """Operations of several results, on captured tensors and on a row of one."""
     table, rows = _random(2 * length), _random(length, 4)
 
     def score_mod(score, b, h, q, kv):
@@ -305,14 +305,14 @@ def parts(length):
 
 
 def detached(score, b, h, q, kv):
-    """Rounded on the way there, not on the way back."""
+    """Rounds in the forward pass, but not in the backward pass."""
     with torch.no_grad():
         factor = 1 + 0.1 * torch.sin(score)
     return score + (torch.round(score * 8) / 8 - score).detach() * factor
 
 
 def rows_of_tables(length):
-    """What a small network does with a row that indices choose."""
+    """A small network on a row selected by indices."""
     rows, weight, bias = _random(length, 6), _random(HEADS, 6), _random(HEADS)
 
     def score_mod(score, b, h, q, kv):

@@ -1,5 +1,4 @@
-// A warmed call allocates nothing, one for which there is no memory writes nothing, and one that is cancelled leaves
-// nothing behind.
+// A repeated call allocates nothing; a call without enough memory writes nothing; and a cancelled call leaks nothing.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -15,7 +14,7 @@
 namespace flashlift {
 namespace {
 
-// Several workers, one after the other: what they need is reserved as for threads.
+// Several workers, run one after the other: memory is reserved for each, as for threads.
 class InlineExecutor : public Executor {
  public:
   explicit InlineExecutor(int concurrency) : concurrency_(concurrency) {}
@@ -146,8 +145,8 @@ bool holds_only(const std::vector<TensorView>& views, int byte) {
   return true;
 }
 
-// On a thread of its own, which has no memory of earlier calls, each allocation of a call fails in turn: it alone, and
-// with all that follow.
+// On a new thread, which holds no memory of earlier calls, each allocation of a call fails in turn: once it alone, and
+// once it with all that follow.
 TEST(AllocationFailure, IsAnErrorThatWritesNothingAndLeaksNothing) {
   for (const Problem& problem : problems()) {
     const Call call(problem);
@@ -181,8 +180,8 @@ TEST(AllocationFailure, IsAnErrorThatWritesNothingAndLeaksNothing) {
   }
 }
 
-// Each of our own allocations while a problem is compiled; LLVM's end the process. Others that ask for the same must
-// not wait for what never comes.
+// Each of our own allocations during compilation fails in turn; a failure in LLVM's would end the process. Other
+// threads that compile the same problem must not wait forever.
 TEST(AllocationFailure, IsAnErrorOfCompilingToo) {
   const Problem problem = *parse_problem(
       "attn h2 s64 d16 lse score_mod(slopes: f32[2]) { %0 = load slopes[h]; %1 = mul %0, 1.2345; %2 = add score, %1; "
@@ -209,7 +208,7 @@ TEST(AllocationFailure, IsAnErrorOfCompilingToo) {
   }
 }
 
-// Cancels the call when it comes to its n-th parallel section.
+// Cancels the call when it reaches its n-th parallel section.
 class Canceller : public InlineExecutor {
  public:
   explicit Canceller(int64_t section) : InlineExecutor(4), section_(section) {}
@@ -263,7 +262,7 @@ TEST(Cancellation, WithinTheCallIsAnErrorAndTheNextCallIsRight) {
       for (int64_t section = 0; section < 6; ++section) {
         Canceller canceller(section);
         const Status status = call.run(backward != 0, {.executor = &canceller, .cancelled = &canceller.cancelled});
-        // A call that has few sections ends before, and what comes after the last products is not worth an error.
+        // A call with few sections ends before that, and a call cancelled after its last products may return success.
         ASSERT_TRUE(status.ok() || (status.error().kind == ErrorKind::kCancelled && canceller.cancelled.load() != 0));
         ASSERT_TRUE(section > 0 || !status.ok() || canceller.cancelled.load() == 0) << print(problem);
       }

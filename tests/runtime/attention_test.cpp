@@ -85,7 +85,7 @@ TEST(Attention, WrongArgumentsAreErrorsAndWriteNothing) {
   EXPECT_EQ(static_cast<float*>(arguments.views.out.data)[0], before);
 }
 
-// A size that does not fit would be read at clamped indices: wrong, and nobody would see it.
+// A wrong size would be read at clamped indices: the results would be wrong without an error.
 TEST(Attention, CapturedTensorsOfNamedFeaturesMustFitTheCall) {
   struct Wrong {
     const char* problem;
@@ -157,7 +157,7 @@ TEST(Attention, LengthsMayDifferFromTheCompiledProblem) {
   EXPECT_TRUE(problem::check_output(longer, arguments.views)->ok);
 }
 
-// Counts its threads, and runs the bodies in falling order on this one.
+// Counts its threads, and runs the bodies on this thread in descending order.
 class BackwardsExecutor : public Executor {
  public:
   explicit BackwardsExecutor(int concurrency) : concurrency_(concurrency) {}

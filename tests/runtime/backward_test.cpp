@@ -68,7 +68,7 @@ TEST(Backward, IsPreparedOrRefused) {
 
 class OnlyKeyOfARow : public ::testing::TestWithParam<const char*> {};
 
-// Its probability is 1, whatever lse was rounded to: d_v is d_out, and the scores have no gradient.
+// The only key's probability is 1, however lse was rounded: d_v is d_out, and the scores have no gradient.
 TEST_P(OnlyKeyOfARow, HasExactGradients) {
   const Result<Problem> problem = parse_problem(GetParam());
   ASSERT_TRUE(problem.ok()) << problem.error().message;
@@ -99,7 +99,7 @@ TEST_P(OnlyKeyOfARow, HasExactGradients) {
   }
 }
 
-// Each query sees the key of its own position alone.
+// Each query sees only the key at its own position.
 INSTANTIATE_TEST_SUITE_P(Problems, OnlyKeyOfARow,
                          ::testing::Values("attn h2 s1 d24 f32 lse", "attn b2 h2 s1 d64 bf16",
                                            "attn h2 s8 d33 f32 lse window=0,0", "attn b2 h3 s90 d40 f32 window=0,0 lse",

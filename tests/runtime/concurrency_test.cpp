@@ -1,4 +1,4 @@
-// Many threads on one attention, or on the first calls of it. `make tsan` runs these under ThreadSanitizer.
+// Many threads share one attention, or make its first calls. `make tsan` runs these tests under ThreadSanitizer.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -14,7 +14,7 @@ namespace {
 
 using testing::Threads;
 
-// Runs another call on the waiting thread first, as a pool may that takes whatever work there is.
+// First runs another call on the waiting thread, as a pool may do that takes any available work.
 class NestingThreads : public Threads {
  public:
   NestingThreads(int count, std::function<void()> other) : Threads(count), other_(std::move(other)) {}
@@ -86,7 +86,7 @@ constexpr const char* kProblems[] = {
     "%2 = add score, %1; return %2 }",
 };
 
-// Each problem is new to the process when its threads begin: they compile it at the same time too.
+// Each problem is new to the process when its threads start: they also compile it at the same time.
 TEST(Concurrency, CallsOnManyThreadsGiveTheBitsOfOne) {
   for (const char* text : kProblems) {
     const Problem problem = problem_of(text);

@@ -30,7 +30,7 @@ TEST(CountTiles, RefusesCapturedTensorsOfTheWrongShape) {
   EXPECT_EQ(counts->full, 16);
 }
 
-// What every score of the plane says, one after the other.
+// Counts the tiles by enumerating every score of the plane.
 TileCounts enumerate(const Problem& p, const std::vector<TensorView>& captures, int64_t q_tile, int64_t kv_tile) {
   score::Interpreter mask(*p.mask_mod, captures);
   TileCounts counts{.q_tile = q_tile, .kv_tile = kv_tile};

@@ -1,4 +1,4 @@
-// What came of one randomly drawn problem.
+// The result of one randomly drawn problem.
 #pragma once
 
 #include <string>
@@ -9,13 +9,13 @@
 namespace flashlift::testing {
 
 struct DrawnProblem {
-  std::string failure;           // empty if all is right; otherwise the problem and what is wrong
-  problem::Judgement judgement;  // of the tensor that came nearest to its limits
+  std::string failure;           // empty if all is right; otherwise the problem and the failure
+  problem::Judgement judgement;  // of the tensor that came closest to its limits
 };
 
 struct DrawOptions {
   std::string
-      bf16_implementation;  // of problems that products of bf16 operands compute; empty: what is chosen for them
+      bf16_implementation;  // for problems that products of bf16 operands can compute; empty: the default choice
 
   CompileOptions compile_options(const Problem& problem) const {
     const bool is_taken = problem.dtype == DType::kBF16 && !problem.drops_keys();

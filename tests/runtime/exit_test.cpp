@@ -1,4 +1,4 @@
-// exit() while other threads compile, as a server ends that compiles in the background.
+// exit() while other threads compile, as in a server that compiles in the background.
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -15,15 +15,15 @@
 namespace flashlift {
 namespace {
 
-constexpr unsigned kSeconds = 60;  // after which a child has hung
+constexpr unsigned kSeconds = 60;  // a child that runs longer hangs
 
-// Each number is another program, so that each is compiled.
+// Each number gives another program, so that each is compiled.
 Result<Attention> compile(int number) {
   return Attention::compile(
       *parse_problem("attn h1 s8 d8 score_mod() { %0 = mul score, " + std::to_string(number) + ".5; return %0 }"));
 }
 
-// What a child's exit code is, or less its signal, where `body` calls exit().
+// The exit code of a child in which `body` calls exit(), or the negative number of the signal that ended it.
 int ending_of(const std::function<void()>& body) {
   const pid_t child = fork();
   if (child == 0) {
@@ -56,7 +56,7 @@ TEST(Exit, WaitsForThreadsThatCompile) {
   }
 }
 
-// A pool that is joined when static objects are destroyed, and compiles until it is told that it cannot.
+// A pool that is joined when static objects are destroyed, and compiles until compilation fails.
 struct Pool {
   std::thread thread;
   ~Pool() { thread.join(); }
@@ -75,7 +75,7 @@ TEST(Exit, LetsThreadsEndThatAreJoinedLater) {
             7);
 }
 
-// LLVM's own static objects may be gone by then. What is compiled still runs.
+// LLVM's own static objects may already be destroyed. Compiled code still runs.
 TEST(Exit, CompilesNothingAfterwards) {
   EXPECT_EQ(ending_of([] {
               std::atexit([] {

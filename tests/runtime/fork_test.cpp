@@ -1,4 +1,4 @@
-// Children by fork() of a process that computes, as Python's multiprocessing and the loaders of data make them.
+// Child processes of a process that computes, as Python's multiprocessing and data loaders create them.
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -17,7 +17,7 @@
 namespace flashlift {
 namespace {
 
-constexpr unsigned kSeconds = 300;  // after which a child has hung
+constexpr unsigned kSeconds = 300;  // a child that runs longer hangs
 
 // Forward and backward on the library's own threads.
 bool computes(const Problem& problem) {
@@ -39,7 +39,7 @@ bool computes(const Problem& problem) {
   return attention->run(arguments.views).ok() && attention->run_backward(gradients).ok();
 }
 
-// Each is another program, so that each is compiled.
+// Each number gives another program, so that each is compiled.
 Problem numbered(int number) {
   return *parse_problem("attn b2 h4 s256 d32 lse score_mod() { %0 = mul score, " + std::to_string(number) +
                         ".5; return %0 }");
@@ -87,14 +87,14 @@ TEST(Fork, ChildrenOfChildrenCompute) {
             0);
 }
 
-// Otherwise fork() would wait until it gave up, and the child could not compute.
+// If fork() waited for that thread, it would wait until its limit, and the child could not compute.
 TEST(Fork, DoesNotWaitForAThreadThatWorksWithinAnotherOnesSection) {
   std::atomic<bool> works{false};
   std::thread waits([&] {
     const UncutByFork uncut;
     EXPECT_TRUE(run_on_own_stack([&] {
                   works = true;
-                  std::this_thread::sleep_for(std::chrono::milliseconds(300));  // fork() begins meanwhile
+                  std::this_thread::sleep_for(std::chrono::milliseconds(300));  // fork() begins in this time
                   const UncutByFork nested;
                 }).ok());
   });

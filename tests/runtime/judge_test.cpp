@@ -1,4 +1,4 @@
-// The judge over real results: what is right passes, and errors planted into it are found.
+// The judge with real results: it accepts correct ones, and finds errors that are inserted into them.
 #include "problem/judge.h"
 
 #include <gtest/gtest.h>
@@ -55,7 +55,7 @@ void move_by_one_unit(const TensorView& view, int64_t h, int64_t row, int64_t d)
 
 constexpr const char* kPlain = "attn hq4 hkv2 s512 d32 lse causal";
 
-// What a kernel with a defect computes, as the problem that it would be right for.
+// A kernel with a defect, described by the problem for which its results would be right.
 struct Defect {
   const char* name;
   std::string problem;
@@ -70,7 +70,7 @@ std::vector<Defect> defects() {
            sizes + "causal mask_mod() { %0 = lt q, 496; %1 = lt kv, 480; %2 = or %0, %1; return %2 }"}};
 }
 
-// An attention and its gradients, all of them dense tensors of their own, of the same inputs whatever the problem.
+// Results of an attention and its gradients, all dense tensors, for the same inputs whatever the problem.
 struct Results {
   Problem problem;
   OwnedArguments memory;
@@ -94,7 +94,7 @@ struct Results {
   }
 };
 
-// Right results, and the oracle's, which all tests of a dtype share.
+// The right results and the oracle's results, shared by all tests of a dtype.
 class Judge : public ::testing::TestWithParam<const char*> {
  protected:
   struct Right {
@@ -118,7 +118,7 @@ class Judge : public ::testing::TestWithParam<const char*> {
     return all.emplace(dtype, Right{std::move(results), std::move(*output), std::move(*gradients)}).first->second;
   }
 
-  // Beside what is right for the inputs, whatever these results were computed by.
+  // Compares with what is right for the inputs, whichever problem computed these results.
   static Judgement judge_output(const Results& results) {
     return check_output(right().results.problem, results.call.forward, right().output);
   }
@@ -126,7 +126,7 @@ class Judge : public ::testing::TestWithParam<const char*> {
     return check_gradients(right().results.problem, results.call, right().gradients);
   }
 
-  // Changes a right tensor, asks the judge, and puts the tensor back.
+  // Changes a right tensor, runs the judge, and restores the tensor.
   static void expect_found(const char* what, const TensorView& tensor, const std::function<void()>& change) {
     const auto bytes = static_cast<size_t>(tensor.element_count()) * size_in_bytes(tensor.dtype);
     std::vector<std::byte> kept(bytes);
@@ -165,7 +165,7 @@ TEST_P(Judge, FindsWhatADefectOfAKernelMakesOfAllRows) {
   }
 }
 
-// One of 2,048.
+// One row of 2,048.
 TEST_P(Judge, FindsASingleWrongRow) {
   const TensorView& out = right().results.call.forward.out;
   for (const int64_t row : {0, 1, 100, 510}) {
@@ -198,7 +198,7 @@ TEST_P(Judge, FindsAWrongRowOfAGradient) {
   }
 }
 
-// Every row's statistics are judged by themselves: one in 2,048 shows.
+// The judge checks every row's statistics separately, and finds one error in 2,048 rows.
 TEST_P(Judge, FindsOneWrongLogSumOfExponentials) {
   float& lse = static_cast<float*>(right().results.call.forward.lse->data)[700];
   const float kept = lse;
@@ -212,12 +212,12 @@ TEST_P(Judge, FindsOneWrongLogSumOfExponentials) {
 INSTANTIATE_TEST_SUITE_P(DTypes, Judge, ::testing::Values("f32", "bf16"),
                          [](const auto& test) { return std::string(test.param); });
 
-// Where a score_mod rounds, f32's error may take a score to the other side, which is what lse may differ by, and no
-// more: here 1/16, a unit of bf16 between 8 and 16.
+// If a score_mod rounds, f32's error may round a score to the other neighbour. lse may differ by that much and no more:
+// here by 1/16, a unit of bf16 between 8 and 16.
 TEST(JudgeOfSteps, AllowsWhatRoundingExplains) {
   const std::string text = "attn h1 sq1 skv2 d1 lse scale=1";
   const std::string rounded = text + " score_mod() { %0 = round_bf16 score; return %0 }";
-  // A score that lies between two numbers of bf16, with 1 as the other.
+  // One score lies between two numbers of bf16; the other score is 1.
   std::vector<float> q = {1}, k = {10.03125f, 1}, v = {1, 1}, out = {1}, lse = {0};
   const auto view = [](std::vector<float>& data, std::vector<int64_t> shape) {
     return dense_view(data.data(), DType::kF32, shape);
@@ -242,7 +242,7 @@ TEST(JudgeOfSteps, AllowsWhatRoundingExplains) {
   EXPECT_FALSE(accepts(text, 10.0625));
 }
 
-// Values of +1 and -1 cancel exactly in eager maths, and but for the rounding of their sum elsewhere.
+// Values of +1 and -1 cancel exactly in eager attention; elsewhere their sum may keep a rounding error.
 TEST(JudgeOfRowsOfFewNumbers, AllowsTheRoundingOfTheirTerms) {
   for (const int64_t width : {1, 3}) {
     const Problem problem = problem_of("attn h1 sq1 skv64 dqk8 scale=0 dv" + std::to_string(width));
@@ -261,7 +261,7 @@ TEST(JudgeOfRowsOfFewNumbers, AllowsTheRoundingOfTheirTerms) {
   }
 }
 
-// An error of eager maths that happens to be none.
+// The error of eager attention happens to be 0.
 TEST(JudgeOfOneNumber, KnowsHowLargeEagersErrorTendsToBe) {
   const std::vector<double> want = {1.0};
   const std::vector<float> eager = {1.0f};
@@ -284,7 +284,7 @@ TEST(JudgeOfOneNumber, KnowsHowLargeEagersErrorTendsToBe) {
   }
 }
 
-// A sum over all scores, whose terms are a thousand times as large.
+// A gradient that sums over all scores, whose terms are a thousand times as large.
 TEST(JudgeOfOneNumber, FindsAWrongGradient) {
   Results results(
       "attn hq4 hkv2 s512 d32 causal score_mod(factor: f32[]) { %0 = load factor[]; %1 = mul score, %0; return %1 }");
@@ -312,7 +312,7 @@ TEST(JudgeOfSmallNumbers, AllowsWhatProcessorsFlushToZero) {
   }
 }
 
-// Errors of one size in `inexact` rows of 400, those of eager maths two thirds as large.
+// Errors of equal size in `inexact` rows of 400; eager attention's errors are two thirds as large.
 Judgement judge_rows_in_error(size_t inexact) {
   const std::vector<double> want(400);
   std::vector<float> got(400);
@@ -328,7 +328,7 @@ TEST(JudgeOfFewErrors, CountsNoRowThatIsExact) {
   EXPECT_FALSE(judge_rows_in_error(400).ok);
 }
 
-// Probabilities from 1 down to e^-200, which leaves f32 at the 207th key: its smallest normal number is e^-87.3.
+// Probabilities from 1 down to e^-200. They underflow f32 at the 207th key: its smallest normal number is e^-87.3.
 TEST(JudgeOfSmallNumbers, LetsKernelsFlushSubnormals) {
   for (const char* dtype : {"f32", "bf16"}) {
     const Results results(std::string("attn hq4 hkv2 sq4 skv400 d8 ") + dtype +

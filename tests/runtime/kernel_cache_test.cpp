@@ -46,7 +46,7 @@ TEST(KernelCache, DropsTheLeastRecentlyUsed) {
   (void)get("a");
   (void)get("b");
   (void)get("a");
-  (void)get("c");  // b goes
+  (void)get("c");  // evicts b
   EXPECT_EQ(cache.size(), 2u);
   EXPECT_EQ(compiles, 3);
   (void)get("a");

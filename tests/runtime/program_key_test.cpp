@@ -23,7 +23,7 @@ TEST(ProgramKey, TellsDifferentCodeApart) {
   const std::string key = key_of(
       "score_mod(a: f32[8], b: f32[8]) { %0 = load a[kv]; %1 = load b[q]; %2 = sub %0, %1; "
       "%3 = add score, %2; return %3 }");
-  // The same program reads the tensors at exchanged places.
+  // The same program with its two tensors exchanged.
   EXPECT_NE(key, key_of("score_mod(b: f32[8], a: f32[8]) { %0 = load a[kv]; %1 = load b[q]; %2 = sub %0, %1; "
                         "%3 = add score, %2; return %3 }"));
   EXPECT_NE(key, key_of("score_mod(a: f32[8], b: f32[?]) { %0 = load a[kv]; %1 = load b[q]; %2 = sub %0, %1; "

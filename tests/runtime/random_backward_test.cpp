@@ -17,8 +17,8 @@ TEST(RandomBackward, TwoThousandProblemsAgreeWithTheOracle) {
   EXPECT_EQ(failures, 0);
 }
 
-// Rows of few keys in tasks of few rows, whose eager gradients have next to no error: one query of 21 keys, and two of
-// one and two keys.
+// Rows of few keys, in tasks of few rows, have almost no error in eager attention: one query with 21 keys, and two
+// queries with one and two keys.
 TEST(RandomBackward, FewRowsAgreeWithTheOracle) {
   for (const unsigned long seed : {22156ul, 40126ul}) {
     EXPECT_EQ(testing::check_random_backward(seed).failure, "");

@@ -1,4 +1,4 @@
-// One randomly drawn forward problem, compared with the oracle.
+// Runs one randomly drawn forward problem, and compares it with the oracle.
 #pragma once
 
 #include "drawn_problem.h"

@@ -17,7 +17,7 @@ TEST(RandomForward, TwoThousandProblemsAgreeWithTheOracle) {
   EXPECT_EQ(failures, 0);
 }
 
-// Scores rounded to bf16, one of them to the other neighbour than in double precision.
+// Scores are rounded to bf16, one of them to another neighbour than in double precision.
 TEST(RandomForward, RoundedScoresAgreeWithTheOracle) { EXPECT_EQ(testing::check_random_forward(68543).failure, ""); }
 
 }  // namespace

@@ -1,6 +1,6 @@
-// Draws problems without end: soak forward|backward --count N --seed S --isa NAME. Prints every failure, and each half
-// minute how many problems are done, at what rate, what time is left and how near errors came to their limits; exit
-// code 1 if any failed, 77 where the processor lacks the instruction set.
+// Draws problems until COUNT are done: soak forward|backward --count N --seed S --isa NAME. Prints every failure, and
+// every half minute the number of problems done, the rate, the time left and how close errors came to their limits.
+// Exit code 1 if any problem failed, 77 if the processor lacks the instruction set.
 #include <fmt/format.h>
 #include <CLI/CLI.hpp>
 
@@ -28,7 +28,7 @@ std::string pace(unsigned long done, unsigned long count, std::chrono::duration<
   return fmt::format("{:.1f} a second, {:.0f} {} left", rate, left < 120 ? left : left / 60, left < 120 ? "s" : "min");
 }
 
-// Errors over their limits, of all problems so far.
+// Errors divided by their limits, of all problems so far.
 class Ratios {
  public:
   explicit Ratios(const char* name) : name_(name) {}
@@ -78,7 +78,7 @@ int main(int argc, char** argv) {
       std::cout << "this processor has no " << isa << std::endl;
       return kNotHere;
     }
-    // Where f32 products are faster, those of bf16 operands run only if they are asked for.
+    // If f32 products are faster, products of bf16 operands run only if they are requested.
     if (row->bf16_products) {
       options.bf16_implementation = row->name();
     }

@@ -1,4 +1,4 @@
-// Fewer threads than cores, and more.
+// Fewer threads than cores, and more threads than cores.
 #include <gtest/gtest.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
@@ -26,7 +26,7 @@ namespace {
 
 constexpr int kSkipped = 77;
 
-// A child's exit code, which has a pool of its own. What it prints to stderr goes to `printed`.
+// The exit code of a child that has a pool of its own. Its stderr output goes to `printed`.
 int exit_code_of_child(const std::function<int()>& body, std::string& printed) {
   ::testing::internal::CaptureStderr();
   const pid_t child = fork();
@@ -48,7 +48,7 @@ int computes() {
   return attention.ok() && attention->run(arguments.views).ok() ? 0 : 1;
 }
 
-// Has every thread that is started from now on refused, as where a container has all of its processes.
+// Makes every later start of a thread fail, as in a container that has reached its limit of processes.
 bool forbid_threads() {
   sock_filter program[] = {
       BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),

@@ -48,7 +48,7 @@ TEST(Builder, ReportsTheFirstError) {
   EXPECT_FALSE(reads_score.ok());
 }
 
-// The text form must hold them.
+// A name with these characters would break the text form.
 TEST(Builder, RefusesNamesThatAreNoWords) {
   for (const char* name : {"", "my table", "1st", "a: f32[2], b", "\x1b[31m"}) {
     const Captured table(name, DType::kF32, {4});

@@ -1,4 +1,4 @@
-// Derivatives against finite differences in double precision, and PyTorch's conventions where there is none.
+// Derivatives, compared with finite differences in double precision; where none exists, with PyTorch's conventions.
 #include "score/derivative.h"
 
 #include <gtest/gtest.h>
@@ -98,7 +98,7 @@ TEST(Derivative, WeighsTheLoadsThatWantGradients) {
     const Expr bias = table(buckets(kv - q));
     return score * slopes(h) + bias * bias;
   });
-  // Captured tensors count in the order in which they are met; look them up by name.
+  // Captured tensors are numbered in the order of first use; find them by name.
   std::vector<bool> wanted;
   for (const Capture& capture : program->captures) {
     wanted.push_back(capture.name != "slopes");
@@ -149,7 +149,7 @@ struct Difference {
   bool smooth = false;
 };
 
-// The central difference, trusted where two steps and both sides agree.
+// The central difference; trusted if two step sizes and both one-sided differences agree.
 template <typename F>
 Difference difference(F f, double x) {
   const double step = 1e-5 * std::max(1.0, std::abs(x));
@@ -184,7 +184,7 @@ TEST(Derivative, AgreesWithFiniteDifferencesOnRandomPrograms) {
     buckets[i] = static_cast<int32_t>(random() % 20);
   }
   const std::vector<Capture> declared = {{"table", DType::kF32, {-1}}, {"buckets", DType::kI32, {-1}}};
-  // Rounding and bit casts pass through or give 0 by convention, whatever the difference.
+  // By convention, rounding passes gradients through and bit casts give 0, so that finite differences do not apply.
   const std::vector<Op> excluded = {Op::k_round_bf16, Op::k_round_f16, Op::k_bitcast_f32, Op::k_bitcast_i32};
   int scores = 0;
   int loads = 0;

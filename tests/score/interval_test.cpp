@@ -1,5 +1,5 @@
-// Every operation's rule against enumeration: nothing may lie outside of the interval, and on integers the interval
-// should be the smallest one.
+// Every operation's interval rule, compared with enumeration: no value may lie outside the interval, and for integers
+// the interval should be the smallest possible.
 #include "score/interval.h"
 
 #include <gtest/gtest.h>
@@ -30,7 +30,7 @@ bool is_input(Op op) {
          rule == TypeRule::kLoad || rule == TypeRule::kSearch;
 }
 
-// Ops of one or two operands that take this operand type. A conversion gives each type that it can.
+// Whether an op of one or two operands accepts this operand type. A conversion is tested for each result type.
 bool takes(Op op, Type type) {
   if (is_input(op) || op == Op::k_select) {
     return false;
@@ -92,8 +92,8 @@ Sharpness enumerate(Op op, Type type) {
   return sharpness;
 }
 
-// What share of intervals has to be exact: all, but for the bit operations and for remainders by a range, whose rules
-// settle for a bound. These are the shares reached; a rule may get sharper, not blunter.
+// The share of intervals that must be exact: all, except for bit operations and for remainders by a range, whose rules
+// give only a bound. These are the shares reached today; a change of a rule may only raise them.
 double least_share(Op op) {
   switch (op) {
     case Op::k_rem:
@@ -200,7 +200,7 @@ bool holds(Type type, const Interval& interval, int64_t integer, double real) {
   return std::isnan(real) ? interval.may_be_nan : interval.real_lo <= real && real <= interval.real_hi;
 }
 
-// f32 and double precision both, at the ends and at random points between.
+// Both f32 and double precision, at the ends and at random points between them.
 TEST(IntervalRule, RealOpsAreSound) {
   std::mt19937 random(1);
   const auto& values = interesting_floats();

@@ -1,4 +1,4 @@
-// Whole programs over boxes: sound on random programs, and no forgetting of what occurs twice.
+// Whole programs over boxes: intervals contain all values of random programs, and terms that occur twice cancel.
 #include "score/intervals.h"
 
 #include <gtest/gtest.h>

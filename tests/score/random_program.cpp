@@ -48,7 +48,7 @@ class Generator {
 
   void push(Node node) { program_.nodes.push_back(std::move(node)); }
 
-  // Newer nodes more often, so that programs get deep.
+  // Prefers newer nodes, so that programs get deep.
   bool pick(Type type, ValueId& id) {
     std::vector<ValueId> candidates;
     for (ValueId i = 0; i < program_.nodes.size(); ++i) {

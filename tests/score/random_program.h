@@ -1,4 +1,4 @@
-// Random well-formed score programs over all operations, for tests that compare two readings of the same program.
+// Random well-formed score programs over all operations, for tests that compare two evaluations of the same program.
 #pragma once
 
 #include <random>
@@ -14,7 +14,7 @@ struct RandomProgramOptions {
   int nodes = 12;  // besides inputs and constants
   bool floats = true;
   std::vector<Op> excluded;  // operations not to use
-  // Read at indices made of the program's integers. A program may read none of them.
+  // Tensors that a program may read, at indices made of its integers. It may also read none of them.
   std::vector<Capture> captures;
 };
 

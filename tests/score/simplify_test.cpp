@@ -54,7 +54,7 @@ TEST(Canonical, ForgetsNamesAndOrder) {
   EXPECT_NE(canonical(*one), canonical(*other));
 }
 
-// The walk meets q before kv here, so that the sum's operands change places when they are numbered anew.
+// The walk reaches q before kv here, so that the sum's operands change places when they are renumbered.
 TEST(Canonical, OrdersOperandsByTheirNewNumbers) {
   const auto program = parse_program("mask_mod() { %0 = add kv, q; %1 = sub q, %0; %2 = lt %1, kv; return %2 }");
   ASSERT_TRUE(program.ok());

@@ -1,4 +1,4 @@
-// Modules as bytes. The files in modules/ were written by jaxlib 0.10.2.
+// Modules in bytecode. The files in modules/ were written by jaxlib 0.10.2.
 #include <cstring>
 
 #include "gtest/gtest.h"
@@ -87,7 +87,7 @@ TEST(Bytecode, KeepsOtherDialectsAmongVhlo) {
   const Result<std::string> bytes = write_module(module, {Encoding::kVhlo, {1, 9, 0}}, VersionRule::kAtLeast);
   ASSERT_TRUE(bytes.ok()) << bytes.error().message;
   EXPECT_EQ(print(format_of(*bytes).version), "1.11.0");
-  // The positions of text are kept.
+  // The sharding is read back as it was written.
   EXPECT_NE(read_bytes(*bytes).print().find("\"sdy.sharding_constraint\"(%arg0) <{sharding = #sdy.sharding<@m, "
                                             "[{\"a\", ?}p1]>}>"),
             std::string::npos);

@@ -9,7 +9,7 @@
 namespace flashlift::stablehlo {
 namespace {
 
-// softmax(q kᵀ) v of [8,16] as a function's body, which gives %o; %p are the probabilities.
+// softmax(q kᵀ) v of [8,16] as a function's body, whose result is %o; %p holds the probabilities.
 constexpr const char* kAttention = R"(
     %zero = stablehlo.constant dense<0.0> : tensor<f32>
     %low = stablehlo.constant dense<0xFF800000> : tensor<f32>
@@ -154,7 +154,7 @@ func.func private @outer(%q: tensor<8x16xf32>, %k: tensor<8x16xf32>, %v: tensor<
   EXPECT_EQ(result.module.find("flashlift.origins"), std::string::npos);
 }
 
-// A barrier of a barrier: the first one's reader is erased when the second is opened.
+// A barrier whose operand is a barrier: the first one's reader is erased when the second is opened.
 TEST(Fuse, PutsBarriersInARowBack) {
   const std::string body = std::string(kAttention) + R"(
     %s2 = stablehlo.dot_general %q, %v, contracting_dims = [1] x [1] : (tensor<8x16xf32>, tensor<8x16xf32>) -> tensor<8x8xf32>

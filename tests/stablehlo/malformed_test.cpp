@@ -1,4 +1,4 @@
-// Text that is no valid module gives an error with a place in it, and nothing else.
+// Text that is not a valid module gives an error with a position in the text, and nothing else.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -120,7 +120,8 @@ func.func @main(%x: tensor<2xf32>, %c: tensor<i32>) -> tensor<2xf32> {
   EXPECT_NE(module.error().message.find("bad.mlir:4:"), std::string::npos) << module.error().message;
 }
 
-// A chain of aliases nests without brackets, and doubles without getting longer.
+// A chain of aliases that nests without brackets, and whose meaning doubles in size at each alias while the text stays
+// short.
 std::string with_aliases(const char* first, const char* step, int count, const char* use) {
   std::string text = fmt::format(fmt::runtime("#a0 = " + std::string(first) + "\n"));
   for (int i = 0; i < count; ++i) {
@@ -142,7 +143,7 @@ TEST(Malformed, AliasesThatNestTooDeepOrGrowTooLarge) {
   EXPECT_TRUE(Module::parse(with_aliases("[1]", "[#a{0}]", 500, "{{a = #a{}}} : tensor<2xf32>")).ok());
 }
 
-// Text that nothing takes long to refuse, and what its message says.
+// Texts that must be refused quickly, and a part of each message.
 TEST(Malformed, SmallTextsOfLargeThings) {
   const auto of_body = [](const std::string& body) {
     return "func.func @main(%x: tensor<2xf32>) -> tensor<2xf32> {\n" + body + "  return %x : tensor<2xf32>\n}\n";
@@ -157,7 +158,7 @@ TEST(Malformed, SmallTextsOfLargeThings) {
       {"func.func private @f(tensor<" + ones + "f32>)", "more than 64 dimensions"},
       {of_body("  %0 = stablehlo.constant dense<0> : tensor<9999999x9999999x9999999xi32>\n"), "more than 2^63 - 1"},
       {of_body("  %0 = stablehlo.iota dim = 0 : tensor<9999999x9999999x0x9999999xi32>\n"), "more than 2^63 - 1"},
-      // A verifier's error, which would print the operation with what its aliases become.
+      // A verifier's error that would print the operation with its aliases expanded.
       {doubling + R"("func.func"() ({ "func.return"() : () -> () })
           {sym_name = "f", function_type = (i32) -> (), a = [#a18, #a18, #a18]} : () -> ())",
        "parts once its aliases"},
@@ -182,7 +183,7 @@ TEST(Malformed, FunctionsWithoutATerminator) {
   }
 }
 
-// As JAX writes the comparators of lax.approx_max_k.
+// Functions as JAX writes them for the comparators of lax.approx_max_k.
 TEST(Malformed, FunctionsMayEndAsRegionsDo) {
   const std::string text = R"(
     func.func @gt(%a: tensor<f32>, %b: tensor<f32>) -> tensor<i1> {
@@ -240,7 +241,7 @@ TEST(Malformed, EveryPrefixAndEveryMissingCharacterIsHandled) {
     EXPECT_FALSE(Module::parse(text.substr(0, i) + "\x01").ok()) << i;
     std::string without = text;
     without.erase(i, 1);
-    (void)Module::parse(without);  // valid or not, it comes back
+    (void)Module::parse(without);  // valid or not: parse() must return
   }
 }
 

@@ -7,7 +7,7 @@
 namespace flashlift::stablehlo {
 namespace {
 
-// The only operation of `name` in a function with one of each kind of argument.
+// The only operation called `name` in a function with one argument of each kind.
 class OneOp {
  public:
   OneOp(const char* name, const std::string& body)
@@ -109,7 +109,7 @@ TEST(Ops, ReducersWithIndices) {
   EXPECT_EQ(arg_reducer_of("%g = stablehlo.compare LE, %c, %a, FLOAT" + types), Reducer::kArgMaximum);
   EXPECT_EQ(arg_reducer_of("%g = stablehlo.compare LT, %a, %c, FLOAT" + types), Reducer::kArgMinimum);
   EXPECT_EQ(arg_reducer_of("%g = stablehlo.compare EQ, %a, %c, FLOAT" + types), Reducer::kOther);
-  // JAX's argmax: NaN wins.
+  // JAX's argmax: NaN counts as the largest.
   EXPECT_EQ(
       arg_reducer_of("%q = stablehlo.compare GT, %a, %c, FLOAT" + types + "%n = stablehlo.compare NE, %a, %a, FLOAT" +
                      types + "%g = stablehlo.or %q, %n : tensor<i1>"),
@@ -176,7 +176,7 @@ TEST(Ops, Elementwise) {
     %1 = stablehlo.select %c, %x, %x : tensor<i1>, tensor<4x6xf32>
     %2 = stablehlo.select %p, %x, %1 : tensor<4x6xi1>, tensor<4x6xf32>
     %3 = chlo.square %2 : tensor<4x6xf32> -> tensor<4x6xf32>)");
-  EXPECT_FALSE(is_elementwise(op.op));  // one predicate for all
+  EXPECT_FALSE(is_elementwise(op.op));  // one predicate for all elements
   EXPECT_TRUE(is_elementwise(op.op->getNextNode()));
   EXPECT_TRUE(is_elementwise(op.op->getNextNode()->getNextNode()));
   EXPECT_FALSE(is_elementwise(find(op.module, "stablehlo.constant")));

@@ -1,6 +1,8 @@
-// Reads a StableHLO module, applies passes in the order they are named, and prints it: for tests that compare with what
-// JAX and XLA make of it.
-//   print_module FILE [inline | inline_composites | remove_dead_code | merge_equal]... [emit=FORM]
+// Reads a StableHLO module, applies passes in the order in which they are named, and prints the module: for tests that
+// compare with what JAX and XLA make of it.
+//
+//     print_module FILE [inline | inline_composites | remove_dead_code | merge_equal]... [emit=FORM]
+//
 // FORM as for `flashlift fuse --emit`; text without it.
 #include <cstdio>
 #include <string_view>

@@ -28,8 +28,8 @@ TEST(Reader, PrintedModuleReadsAsItself) {
 // A new line in ops.def needs a line in the test module, too.
 TEST(Reader, TestModuleHasEveryPrettySyntax) {
   const std::string text = module_text("all_operations.mlir");
-  // StableHLO's library cannot print these three itself without types that JAX does not build, and the fourth is
-  // internal to it.
+  // StableHLO's library cannot print the first three without types that JAX does not build; the fourth is internal to
+  // it.
   for (const OpInfo& op : all_ops()) {
     const bool exempt = op.kind == OpKind::kUniformQuantize || op.kind == OpKind::kUniformDequantize ||
                         op.kind == OpKind::kChloScan || op.kind == OpKind::kChloAsinAcosKernel;
@@ -50,7 +50,7 @@ TEST(Reader, OwnAttributesAreSortedFromDiscardableOnes) {
 }
 
 TEST(Reader, BooleanConstantsInEitherSpelling) {
-  // 104 elements, true where the index is a multiple of 3: JAX's one byte an element.
+  // 104 elements, true where the index is a multiple of 3, in JAX's form: one byte per element.
   std::string bytes, bits;
   for (int i = 0; i < 104; ++i) {
     bytes += i % 3 == 0 ? "01" : "00";

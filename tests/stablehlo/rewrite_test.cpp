@@ -9,7 +9,7 @@
 namespace flashlift::stablehlo {
 namespace {
 
-// Attention on q [B,S,H,D] with a bias and its row log-sum-exp, in a few lines that no lift has to understand here.
+// Attention on q [B,S,H,D] with a bias, and its row log-sum-exp, in a few lines. Nothing here lifts it.
 constexpr const char* kText = R"(
 func.func public @main(%q: tensor<2x8x4x16xf32>, %k: tensor<2x8x4x16xf32>, %v: tensor<2x8x4x16xf32>, %bias: tensor<8x8xf32>) -> (tensor<2x8x64xf32>, tensor<2x4x8xf32>) {
   %zero = stablehlo.constant dense<0.0> : tensor<f32>
@@ -41,7 +41,7 @@ LiftedAttention lifted(const Module& module) {
       "attn b2 h4 s8 d16 f32 lse score_mod(bias: f32[8,8]) { %0 = load bias[q, kv]; "
       "%1 = add score, %0; return %1 }");
   found.q = {body.getArgument(0), {}, {}, "bshd"};
-  // Behind a reshape and a transpose that come to nothing, to see them printed and taken back.
+  // Adds a reshape and a transpose that cancel, to check how they are printed and read back.
   found.k = {body.getArgument(1), {2, 8, 1, 4, 16}, {0, 3, 1, 2, 4}, "bhs1d"};
   found.v = {body.getArgument(2), {}, {}, "bshd"};
   found.captures = {body.getArgument(3)};
@@ -57,7 +57,7 @@ TEST(Rewrite, CustomCallHasItsContract) {
   remove_dead_code(module);
   EXPECT_EQ(count(module, "stablehlo.dot_general"), 0);
   const std::string text = module.print();
-  const Module again = read(text);  // also: everything is defined before it is used
+  const Module again = read(text);  // this also checks that everything is defined before it is used
   mlir::Operation* call = find(again, "stablehlo.custom_call");
   EXPECT_EQ(custom_call(call)->target, "flashlift.attention");
   EXPECT_EQ(custom_call(call)->api_version, 4);
@@ -84,7 +84,7 @@ TEST(Rewrite, CompositeKeepsTheOriginal) {
   EXPECT_EQ(composite(call)->name, "flashlift.attention");
   EXPECT_TRUE(composite(call)->attributes.get("problem"));
   EXPECT_EQ(composite(call)->decomposition, "flashlift.attention.impl");
-  // Inlined again, it is the original and some reshapes and transposes.
+  // Inlining gives the original again, with some reshapes and transposes.
   Module opened = again.clone();
   ASSERT_TRUE(inline_composites(opened).ok());
   remove_dead_code(opened);
@@ -95,7 +95,7 @@ TEST(Rewrite, CompositeKeepsTheOriginal) {
 TEST(Rewrite, CompositeRefusesWhatItCannotHold) {
   Module module = read(kText);
   LiftedAttention found = lifted(module);
-  found.captures = {found.q.source};  // so that the bias is none of the operands
+  found.captures = {found.q.source};  // so that the bias is not an operand
   const std::string before = module.print();
   const Status status = rewrite(found, FuseAs::kComposite);
   ASSERT_FALSE(status.ok());

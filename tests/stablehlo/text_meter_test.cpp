@@ -19,7 +19,7 @@ std::string repeated(const std::string& text, int count) {
   return all;
 }
 
-// `count` aliases behind the first, each with the one before it twice.
+// `count` aliases after the first; each contains the one before it twice.
 std::string doubling(const std::string& sigil, const std::string& first, const std::string& step, int count) {
   std::string text = fmt::format("{}0 = {}\n", sigil, first);
   for (int i = 0; i < count; ++i) {
@@ -33,7 +33,7 @@ TEST(TextMeter, AddsUpWhatAliasesBecome) {
   EXPECT_NE(refusal(attributes).find("m:20:"), std::string::npos) << refusal(attributes);
   EXPECT_NE(refusal(attributes).find("once the aliases in it are written out"), std::string::npos);
   EXPECT_NE(refusal(doubling("!t", "tuple<f32, f32>", "tuple<!t{0}, !t{0}>", 30)), "");
-  // The value may go on behind the end of the line.
+  // The value may continue on the next line.
   EXPECT_NE(refusal(doubling("!t", "f32", "(\n!t{0}) ->\n // and\n !t{0}", 40)), "");
   EXPECT_NE(refusal(doubling("#a", "1 : i32", "dense<1> // :\n :\n tensor<2xf32, [#a{0}, #a{0}]>", 40)), "");
   EXPECT_EQ(refusal(doubling("#a", "[1, 1]", "[#a{0}, #a{0}]", 15)), "");
@@ -54,7 +54,7 @@ TEST(TextMeter, TakesLocationsThatShareTheirCallers) {
 }
 
 TEST(TextMeter, EndsADefinitionWhereTheNextStatementBegins) {
-  // Were what follows `#l` part of it, each use would count the whole module.
+  // If the text after `#l` belonged to the alias, each use would count the whole module.
   const std::string body = repeated("  %1 = stablehlo.add %0, %0 {a = #l} : tensor<2xf32>\n", 20'000);
   EXPECT_EQ(refusal("#l = [1]\nmodule @m {\n" + body + "}\n"), "");
   EXPECT_EQ(refusal("#l = dense<1> : tensor<2xi32>\n\"builtin.module\"() ({\n" + body + "}) : () -> ()\n"), "");

@@ -5,7 +5,7 @@
 #include <cstdlib>
 #include <new>
 
-extern "C" const char __executable_start;  // the linker's own
+extern "C" const char __executable_start;  // defined by the linker
 extern "C" const char etext;
 
 namespace flashlift::testing {
@@ -26,7 +26,7 @@ bool is_of_this_program(const void* caller) { return caller >= &__executable_sta
 
 }  // namespace
 
-// g++ must not see malloc's memory given to delete, or it warns: hence no inlining.
+// Not inlined: otherwise g++ sees that memory of malloc is passed to delete, and warns.
 [[gnu::noinline]] static void* allocate(std::size_t size, std::size_t alignment, const void* caller) {
   ++allocations;
   const bool counts = plan.whose == Whose::kAll || is_of_this_program(caller);

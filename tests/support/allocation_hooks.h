@@ -1,18 +1,18 @@
-// What operator new is asked for by programs that link allocation_hooks.cpp, and a way to make it refuse.
+// Counts allocations by operator new, and can make them fail, in programs that link allocation_hooks.cpp.
 #pragma once
 
 #include <cstdint>
 
 namespace flashlift::testing {
 
-// Calls of operator new so far, on all threads.
+// The number of calls of operator new so far, on all threads.
 int64_t allocation_count();
-// Blocks that have not been deleted yet.
+// The number of blocks that have not been deleted yet.
 int64_t live_allocations();
 
-enum class Whose { kAll, kThisProgram };  // kThisProgram: not what shared libraries ask for, LLVM above all
+enum class Whose { kAll, kThisProgram };  // kThisProgram: without shared libraries' allocations, LLVM's above all
 
-// While it lives, the calling thread's allocations fail: `failures` of them after the first `granted`.
+// As long as this object exists, allocations of the calling thread fail: `failures` of them after the first `granted`.
 class FailAllocations {
  public:
   FailAllocations(int64_t granted, int64_t failures, Whose whose = Whose::kAll);

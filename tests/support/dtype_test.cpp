@@ -49,7 +49,7 @@ TEST(Half, EveryBF16SurvivesF32) {
   }
 }
 
-// Between two neighbours the nearer wins, and at the midpoint the even one: checked against exact doubles.
+// The nearer neighbour is right, and at the midpoint the even one: compared with exact doubles.
 TEST(Half, F16RoundsToNearestEven) {
   for (uint32_t bits = 0; bits < 0x7bffu; ++bits) {
     const double low = f16_to_float(static_cast<uint16_t>(bits));

@@ -27,7 +27,7 @@ class Files : public testing::Test {
   std::filesystem::path folder_;
 };
 
-// As those who replace a file do it.
+// Replaces a file as other programs do.
 std::error_code replace(const std::filesystem::path& folder, const std::string& name, std::string_view content,
                         mode_t mode = 0600) {
   const Descriptor opened(open(folder.c_str(), O_PATH | O_DIRECTORY));
@@ -62,7 +62,7 @@ TEST_F(Files, ReadsNoMoreThanItIsToldTo) {
   ASSERT_FALSE(replace(folder_, "f", std::string(1000, 'x')));
   EXPECT_EQ(read_file(folder_ / "f", 1000)->size(), 1000U);
   EXPECT_EQ(read_file(folder_ / "f", 999).error().message, (folder_ / "f").string() + " has more than 999 bytes");
-  // A pipe says how much there is only at its end, which this one never comes to.
+  // A pipe shows its size only at its end, and this pipe has none.
   int ends[2];
   ASSERT_EQ(pipe(ends), 0);
   std::thread writer([&] {

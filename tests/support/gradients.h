@@ -14,11 +14,12 @@ struct OwnedGradients {
   BackwardArguments arguments;
 };
 
-// A backward call that asks for all gradients there are, in tensors of random strides.
+// A backward call that requests all gradients that exist, in tensors of random strides.
 OwnedGradients make_gradients(const Problem& problem, const AttentionArguments& forward, const TensorView& d_out,
                               const std::optional<TensorView>& d_lse, Random random);
 
-// The first gradient that is not the same to the bit in both, which lie in memory alike; empty if all are.
+// The name of the first gradient whose bits differ between x and y, whose tensors have the same layouts; empty if none
+// differs.
 std::string differing_bits(const BackwardArguments& x, const BackwardArguments& y);
 
 }  // namespace flashlift::testing

@@ -53,7 +53,7 @@ TEST_F(PrivateFolders, OthersFoldersAreRefused) {
     EXPECT_NE(refusal(root_ / "open").find("chmod"), std::string::npos);
   }
   fs::permissions(root_ / "open", fs::perms::owner_all | fs::perms::group_read | fs::perms::others_read);
-  EXPECT_EQ(refusal(root_ / "open"), "");  // who may only read cannot change what is run
+  EXPECT_EQ(refusal(root_ / "open"), "");  // users who may only read cannot change what is run
   fs::create_directory_symlink(root_ / "open", root_ / "link");
   EXPECT_NE(refusal(root_ / "link").find("link"), std::string::npos);
   EXPECT_NE(refusal(root_ / "link" / "").find("link"), std::string::npos);
@@ -79,7 +79,7 @@ TEST_F(PrivateFolders, OnlyPlainFilesOfThisUserAreRead) {
     EXPECT_EQ(folder->read(name, 100), std::nullopt) << name;
   }
   EXPECT_EQ(folder->entries().size(), 1);
-  EXPECT_EQ(folder->read("f", 6), std::nullopt);  // larger than asked for
+  EXPECT_EQ(folder->read("f", 6), std::nullopt);  // larger than the given limit
   fs::permissions(root_ / "f", fs::perms::group_write, fs::perm_options::add);
   EXPECT_EQ(folder->read("f", 100), std::nullopt);
 }

@@ -53,7 +53,7 @@ class ProgramDrawer {
         one_of(random_, {Op::k_b, Op::k_h, Op::k_q, Op::k_q, Op::k_kv, Op::k_kv, Op::k_kv, Op::k_q_len, Op::k_kv_len}));
   }
 
-  // An i32.
+  // A random i32.
   Expr index(int depth) {
     if (depth <= 0) {
       return pick(0, 4) == 0 ? integer(pick(-9, 300)) : coordinate();
@@ -99,7 +99,7 @@ class ProgramDrawer {
     }
   }
 
-  // An i1.
+  // A random i1.
   Expr condition(int depth) {
     const Op compare = one_of(random_, {Op::k_eq, Op::k_ne, Op::k_lt, Op::k_le, Op::k_gt, Op::k_ge});
     if (depth <= 0) {
@@ -128,7 +128,7 @@ class ProgramDrawer {
     }
   }
 
-  // An f32 without rounding errors: a stored value, or an integer times a power of two.
+  // A random f32 without rounding errors: a stored value, or an integer times a power of two.
   Expr exact(int depth) {
     switch (pick(0, 5)) {
       case 0:
@@ -149,7 +149,7 @@ class ProgramDrawer {
     }
   }
 
-  // An f32 of moderate size, independent of the score.
+  // A random f32 of moderate size, independent of the score.
   Expr bias(int depth) {
     if (depth <= 0) {
       return limited(exact(0));
@@ -177,7 +177,8 @@ class ProgramDrawer {
 
   Expr positive(int depth) { return apply(Op::k_add, {apply(Op::k_abs, {bias(depth)}), real(0.5f)}); }
 
-  // A function of f32 over operands where its row says that values and slopes are moderate.
+  // A random function of f32, with operands in the range where its values and slopes are moderate, according to its
+  // row.
   Expr function(int depth) {
     std::vector<Op> functions;
     for (int i = 0; i < kOpCount; ++i) {
@@ -358,7 +359,7 @@ std::string draw_value(const problem::Feature& row, Random& random) {
   return "";
 }
 
-// The named features, any of them together, before the problem's own programs.
+// Any combination of the named features, applied before the problem's own programs.
 void draw_features(Problem& p, Random& random) {
   problem::GivenFeatures features;
   for (const problem::Feature& row : problem::features()) {
@@ -371,7 +372,8 @@ void draw_features(Problem& p, Random& random) {
   expect_ok(features.apply(p));
 }
 
-// Blocks of a size of their own; which of them are skipped, partial or full is drawn with the other tensors.
+// Block lists with a block size of their own. Which blocks are skipped, partial or full is drawn with the other
+// tensors.
 void draw_block_lists(Problem& p, Random& random) {
   BlockKinds kinds;
   kinds.q_block = one_of<int64_t>(random, {1, 16, 40, 128});
@@ -398,7 +400,7 @@ Problem draw_problem(Random& random) {
   p.kv_len = draw(random, 0, 15) == 0 ? draw(random, 1000, 2500) : draw_length(random);
   p.head_dim = draw_dim(random);
   p.value_dim = draw(random, 0, 1) == 0 ? p.head_dim : draw_dim(random);
-  // The oracle walks every score: keep a problem to some milliseconds.
+  // The oracle computes every score: keep each problem to a few milliseconds.
   const auto work = [&] { return p.batch * p.q_heads * p.q_len * p.kv_len * (p.head_dim + p.value_dim + 40); };
   while (work() > 1'500'000 && p.q_len > 4) {
     p.q_len = (p.q_len + 1) / 2;

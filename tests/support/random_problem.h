@@ -1,5 +1,5 @@
 // Random attention problems: every shape, dtype, layout, head grouping, score and mask program, captured tensor, sink
-// and empty-row rule that the description allows, small enough for the oracle.
+// and rule for empty rows that a problem allows, small enough for the oracle.
 #pragma once
 
 #include "flashlift/problem.h"
@@ -7,14 +7,14 @@
 
 namespace flashlift::testing {
 
-// The same problem for the same state of `random`. Always passes verify().
+// Returns the same problem for the same state of `random`. The problem always passes verify().
 //
-// Programs are drawn so that the fp64 oracle and f32 arithmetic have to agree: integers, indices and masks are
-// arbitrary, but a value that carries rounding errors never decides a branch or becomes an integer, and scores stay in
-// a range where e^score is meaningful.
+// Programs are drawn so that the fp64 oracle and f32 arithmetic must agree: integers, indices and masks are arbitrary,
+// but a value with rounding errors never decides a branch or becomes an integer, and scores stay in a range where
+// e^score is meaningful.
 Problem draw_problem(Random& random);
 
-// A score_mod or mask_mod for problems of these sizes. `captures` names tensors that it may read besides new ones.
+// A score_mod or mask_mod for problems of these sizes. `captures` names tensors that it may read, besides new ones.
 Program draw_program(ProgramKind kind, const Problem& sizes, Random& random);
 
 }  // namespace flashlift::testing

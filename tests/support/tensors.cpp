@@ -21,7 +21,7 @@ int64_t draw(Random& random, int64_t low, int64_t high) {
 void write_element(DType dtype, std::byte* at, Random& random) {
   const auto put = [&](auto value) { std::memcpy(at, &value, sizeof(value)); };
   // The sum of four uniform numbers: close to normal, from one draw (std::normal_distribution took a fifth of the
-  // tests).
+  // tests' time).
   const auto normal = [](Random& source) {
     const uint64_t bits = source();
     float sum = 0;
@@ -67,7 +67,7 @@ void draw_integers(const TensorView& view, int64_t low, int64_t high, Random& ra
 constexpr int64_t kAnySizeDrawn = 7;
 constexpr int64_t kPackedSequences = 4;
 
-// Sequences of any length, empty ones too, and sometimes an end that nobody is in.
+// Sequences of any length, including empty ones, and sometimes positions at the end that belong to no sequence.
 void draw_cumulative(const TensorView& view, int64_t length, Random& random) {
   std::array<int64_t, kPackedSequences + 1> ends{};
   for (int64_t& end : ends) {
@@ -84,7 +84,7 @@ void draw_cumulative(const TensorView& view, int64_t length, Random& random) {
 void draw_contents(const TensorView& view, problem::Holds holds, const Problem& p, Random& random) {
   switch (holds) {
     case problem::Holds::kAnything:
-      return;  // as make() left it
+      return;  // stays as make() left it
     case problem::Holds::kQueryStarts:
       return draw_cumulative(view, p.q_len, random);
     case problem::Holds::kKeyStarts:
@@ -98,7 +98,7 @@ void draw_contents(const TensorView& view, problem::Holds holds, const Problem& 
 
 using MakeTensor = std::function<TensorView(DType, const std::vector<int64_t>&, bool)>;
 
-// A few more pages than the tables name. The tables' random entries are clamped into what there is, as negative ones
+// A few more pages than the tables name. The tables' random entries are clamped to the existing pages, as negative ones
 // are: some pages are shared.
 void make_pages(const Problem& p, AttentionArguments& views, const MakeTensor& make) {
   const int64_t width = (p.kv_len + p.page_size - 1) / p.page_size;
@@ -168,7 +168,7 @@ void make_all(const Problem& p, AttentionArguments& views, Random& random, const
   views.dropout_seed = 0x0123456789abcdef;
   views.dropout_origin = {draw(random, 0, 1) * 3, draw(random, 0, 1) * 70000};
   if (p.dropout_words) {
-    // Dense, from the lowest address of memory that may be strided.
+    // Dense, starting at the lowest address of memory that may be strided.
     TensorView words = make(DType::kU32, {random() % 2 == 0 ? 2 : 4}, false);
     const int64_t lowest = std::min<int64_t>(words.strides[0], 0) * (words.sizes[0] - 1);
     words.data = static_cast<uint32_t*>(words.data) + lowest;
@@ -200,7 +200,7 @@ std::vector<std::byte> bits_of(const TensorView& view) {
   return bits;
 }
 
-// Exactly as large as the tensor, so that AddressSanitizer sees the first byte read past it.
+// Exactly as large as the tensor, so that AddressSanitizer reports the first byte read past it.
 std::byte* OwnedArguments::allocate(size_t bytes) {
   memory_.push_back(std::make_unique<std::byte[]>(std::max<size_t>(bytes, 1)));
   return memory_.back().get();

@@ -18,10 +18,10 @@ class OwnedArguments {
  public:
   AttentionArguments views;
 
-  // A dense tensor of the shape, filled with what suits its dtype: normal floats, integers in [-8, 8) (or [0, 16)),
-  // bits.
+  // A dense tensor of the shape, filled according to its dtype: normal floats, integers in [-8, 8) (or [0, 16)), bits.
   TensorView dense(DType dtype, std::vector<int64_t> shape, Random& random);
-  // The same shape with its dimensions stored in another order, gaps between rows, reversed or broadcast dimensions.
+  // A tensor of the same shape, with any of: dimensions stored in another order, gaps between rows, reversed or
+  // broadcast dimensions.
   TensorView strided(DType dtype, const std::vector<int64_t>& shape, Random& random, bool may_overlap);
 
  private:
@@ -33,11 +33,11 @@ class OwnedArguments {
 // Fills every element of a view.
 void fill(const TensorView& view, Random& random);
 
-// The elements of a view as bytes, in logical order, to be compared to the bit.
+// The elements of a view as bytes, in logical order, for comparison to the bit.
 std::vector<std::byte> bits_of(const TensorView& view);
 
-// Dense arguments for a problem, outputs included; `?` sizes of captured tensors become 7. Sinks are sometimes shared
-// by all heads, and cumulative lengths rise.
+// Dense arguments for a problem, including outputs; `?` sizes of captured tensors become 7. Sinks are sometimes shared
+// by all heads, and cumulative lengths ascend.
 OwnedArguments dense_arguments(const Problem& problem, Random& random);
 // The same with strides drawn at random.
 OwnedArguments strided_arguments(const Problem& problem, Random& random);

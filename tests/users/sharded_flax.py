@@ -1,5 +1,6 @@
-"""Training of Flax's linen over eight devices, by data and by heads: the losses of one device, and no gathers. Prints
-how many of each collective a step has."""
+"""Training of Flax's linen over eight devices, by data and by heads: the losses are those of one device, and there are
+no gathers. Prints the number of each kind of collective in a step.
+"""
 
 import re
 
@@ -19,7 +20,7 @@ mesh = jax.make_mesh((2, 4), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
 
 class Model(nn.Module):
     options: dict
-    reduce: bool = False  # within shard_map: sum over the devices that have the other heads
+    reduce: bool = False  # within shard_map: sums over the devices that hold the other heads
 
     @nn.compact
     def __call__(self, x):
@@ -69,7 +70,8 @@ def main():
         part = lambda weights, x: jax.lax.pmean(loss_of(Model(options, reduce=True))(weights, x), "data")
         return jax.shard_map(part, mesh=mesh, in_specs=(specs, P("data")), out_specs=P())
 
-    # Shard_map's gradient is another shard_map, so that both passes are found only in what is fused within.
+    # The gradient of a shard_map is another shard_map, so that both passes are found only if the function inside is
+    # fused.
     fused = flashlift.jax.fuse(lambda q, k, v, mask: nn.dot_product_attention(q, k, v, mask=mask), strict=True)
     inner = {"attention_fn": lambda q, k, v, mask=None, **_: fused(q, k, v, mask)}
     programs = {

@@ -1,5 +1,6 @@
 """Flax's nnx.MultiHeadAttention with our attention function, and a training loop that XLA compiles by itself or through
-our PJRT plugin. Run by scripts/test_jax_users.py, which brings Flax."""
+our PJRT plugin. Run by scripts/test_jax_users.py, which installs Flax.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -53,7 +54,7 @@ def test_promote_dtype():
 
 
 def test_a_training_loop():
-    """Losses go down; scripts/test_jax_users.py compares those of XLA alone with those through the plugin."""
+    """The losses decrease; scripts/test_jax_users.py compares XLA's losses with those through the plugin."""
     module = layer(nnx.dot_product_attention)
     graph, params = nnx.split(module)
 

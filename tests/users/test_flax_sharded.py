@@ -1,4 +1,4 @@
-"""Flax's linen over eight devices. Run by scripts/test_jax_users.py, which brings Flax."""
+"""Flax's linen over eight devices. Run by scripts/test_jax_users.py, which installs Flax."""
 
 import os
 import subprocess

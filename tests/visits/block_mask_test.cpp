@@ -1,4 +1,4 @@
-// Given block lists: masks of tensors, whose tiles the visits find again.
+// Masks from given block lists: the visited tiles are exactly those of the lists.
 #include "flashlift/block_mask.h"
 
 #include <gtest/gtest.h>
@@ -155,7 +155,7 @@ TEST(BlockMask, RefusesKindsThatAreNone) {
   kinds.q_block = 16;
   kinds.kinds.resize(15);
   EXPECT_NE(message(kinds).find("have 15 bytes"), std::string::npos);
-  // Longer than any sequence: one block.
+  // A block longer than any sequence: there is one block.
   kinds = {.q_block = std::numeric_limits<int64_t>::max(),
            .kv_block = std::numeric_limits<int64_t>::max(),
            .shape = {1, 1, 1, 1},
@@ -177,7 +177,7 @@ TEST(BlockMask, FindsTheKindsOfAProgramsBlocks) {
   EXPECT_EQ(kinds_of("attn h1 s60 d8 causal", {}, int64_t{1} << 62, int64_t{1} << 62), (Kinds{1}));
   EXPECT_EQ(kinds_of("attn b0 h1 s60 d8 causal", {}, 32, 32), (Kinds{0, 0, 0, 0}));
   EXPECT_EQ(kinds_of("attn b0 h1 s60 d8 causal", {}, 32, 32, true), (Kinds{}));
-  // By batches: of all of them together, only what holds for each is said.
+  // The mask differs between batches: for all batches together, the result states only what holds for each.
   const char* lengths = "attn b2 h2 s32 d8 key_lengths";
   std::vector<int32_t> data = {16, 32};
   const std::vector<int64_t> shape = {2};

@@ -1,4 +1,5 @@
-// Visited tiles against enumeration: sound on random programs, exact on the masks that people use.
+// Visited tiles, compared with enumeration: for random programs none is missing, and for common masks none is
+// superfluous.
 #include "visits/visits.h"
 
 #include <gtest/gtest.h>
@@ -23,7 +24,7 @@ Problem make_problem(std::optional<Program> score_mod, std::optional<Program> ma
   return problem;
 }
 
-// What each tile of one head is, by looking at every score.
+// The kind of each tile of one head, found by looking at every score.
 class Enumerated {
  public:
   Enumerated(const Problem& problem, const std::vector<TensorView>& captures, int64_t b, int64_t h)
@@ -89,7 +90,7 @@ class Enumerated {
 
 enum class Expect { kSound, kExact };
 
-// Rows and columns of tiles of every head against enumeration. Returns how many tiles were skipped or full.
+// Compares rows and columns of tiles of every head with enumeration. Returns how many tiles were skipped or full.
 int64_t check(const Problem& problem, const std::vector<TensorView>& captures, int64_t q_tile, int64_t kv_tile,
               Expect expect) {
   const Visits visits(problem, problem.batch, problem.q_len, problem.kv_len, captures);
@@ -133,7 +134,7 @@ int64_t check(const Problem& problem, const std::vector<TensorView>& captures, i
             if (expect == Expect::kExact) {
               ASSERT_EQ(got, expected) << how << ": tile " << i << ", " << j << " of head " << h;
             } else if (got != TileKind::kPartial && expected != got) {
-              // Skipped tiles must keep nothing; full ones must mask nothing, though score_mod may.
+              // In skipped tiles no score may be kept; in full ones none may be masked, except by score_mod.
               const bool fine = got == TileKind::kFull && expected == TileKind::kSkipped && problem.score_mod;
               ASSERT_TRUE(fine) << how << ": tile " << i << ", " << j << " of head " << h;
             }
@@ -214,7 +215,7 @@ TEST(VisitsAreExact, DocumentsAndSegments) {
   const std::vector<TensorView> both = {views[0],
                                         dense_view(segments.data(), DType::kU8, std::vector<int64_t>{1, 400})};
   const auto same_segment = [&](Expr b, Expr, Expr q, Expr kv) {
-    const Expr of_query = q_segment(q);  // read first: captured tensors count in the order in which they are met
+    const Expr of_query = q_segment(q);  // read first: captured tensors are numbered in the order of first use
     return of_query == kv_segment(b, kv);
   };
   expect_exact(same_segment, both);
@@ -245,7 +246,7 @@ TEST(VisitsAreExact, MaskTensors) {
   expect_exact([&](Expr, Expr, Expr q, Expr kv) { return mask(q, kv); },
                {dense_view(keep.data(), DType::kBool, shape)});
 
-  // As an additive mask: tiles of -inf only are skipped, and a score_mod leaves the others full.
+  // An additive mask: only tiles that are -inf throughout are skipped, and a score_mod leaves the other tiles full.
   const Captured added("added", DType::kF32, {400, 400});
   const auto score_mod = trace_score_mod([&](Expr score, Expr, Expr, Expr q, Expr kv) { return score + added(q, kv); });
   const std::vector<TensorView> views = {dense_view(bias.data(), DType::kF32, shape)};
@@ -266,7 +267,7 @@ TEST(VisitsAreExact, MaskTensors) {
   EXPECT_GT(skipped, 20);
 }
 
-// Keys are the queries' own, then further copies of them of which each query sees its own only.
+// The keys are those of the queries, followed by further copies, of which each query sees only its own.
 TEST(VisitsAreExact, Eagle3) {
   std::vector<int32_t> lengths = {230};
   const Captured length("length", DType::kI32, {1});

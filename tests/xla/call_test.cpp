@@ -162,7 +162,7 @@ TEST(AttentionCall, ReadsTheSeedOfDropout) {
 }
 
 TEST(AttentionCall, DropsInAPartWhatItDropsInTheWhole) {
-  // Two batches of two heads, and the last head of the last batch by itself.
+  // Two batches of two heads; then the last head of the last batch alone.
   const auto whole = AttentionCall::create(attributes("attn b2 h2 s64 d1 f32 dropout=0.5"), {});
   const auto part = AttentionCall::create(attributes("attn h1 s64 d1 f32 dropout=0.5"), {});
   ASSERT_TRUE(whole.ok() && part.ok());
@@ -190,7 +190,7 @@ TEST(AttentionCall, DropsInAPartWhatItDropsInTheWhole) {
   EXPECT_NE(wrong.error().message.find("dropout's seed has shape [3], expected [2]"), std::string::npos);
 }
 
-// One head, two queries and keys of depth one, all of them 0 but the values: each probability is 1/2.
+// One head, two queries and keys of depth one. All are 0 except the values: each probability is 1/2.
 class Backward : public testing::Test {
  protected:
   static constexpr const char* kProblem =
@@ -270,7 +270,7 @@ TEST_F(Backward, GradientsMayLieInAnotherOrder) {
   const Status status = call->run(operands_, {{{d_v_.data(), DType::kF32, dims}}}, {});
   ASSERT_TRUE(status.ok()) << status.error().message;
   EXPECT_NEAR(d_v_[0], 0.5f, 1e-6f);
-  EXPECT_FALSE(AttentionCall::create(given, {}).ok());  // these are the backward call's own
+  EXPECT_FALSE(AttentionCall::create(given, {}).ok());  // only the backward call has these
 }
 
 TEST_F(Backward, RefusesMalformedGradients) {

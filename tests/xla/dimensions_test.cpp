@@ -56,7 +56,7 @@ TEST(DimensionOrder, SharesInputsWithoutBatchOrHead) {
   EXPECT_EQ(shared->strides[1], 0);
   expect_error(view("sd", {5, 7}, {2, 1, 5, 7}, AbsentLetters::kSizeOne), "as b = 1; the problem says 2");
   expect_error(view("bhd", {2, 3, 7}, {2, 3, 5, 7}), "as s = 1; the problem says 5");
-  // A dimension that is there is not shared, even if its size is one.
+  // A dimension that exists is not shared by heads or batches, even if its size is one.
   expect_error(view("bhsd", {1, 3, 5, 7}, {2, 3, 5, 7}), "as b = 1; the problem says 2");
 }
 

@@ -20,7 +20,7 @@ TEST(PoolExecutor, RunsEveryIndexOnce) {
   EXPECT_EQ(threads.size(), 3u);  // the caller is the fourth
 }
 
-// A pool whose threads are all busy, perhaps in this very call, starts nothing before the call returns.
+// A pool whose threads are all busy, perhaps in this same call, starts no task before the call returns.
 TEST(PoolExecutor, NeedsNoTaskToStart) {
   std::vector<std::function<void()>> waiting;
   PoolExecutor executor(4, [&](std::function<void()> task) { waiting.push_back(std::move(task)); });
@@ -29,7 +29,7 @@ TEST(PoolExecutor, NeedsNoTaskToStart) {
   EXPECT_EQ(ran, 10);
   EXPECT_EQ(waiting.size(), 3u);
   for (const auto& task : waiting) {
-    task();  // too late: must not touch what is gone
+    task();  // too late: must not touch the finished call
   }
   EXPECT_EQ(ran, 10);
 }

@@ -11,7 +11,7 @@ from flashlift.jax._call import Call, expanded
 from flashlift.jax._letters import letters_of
 from flashlift.jax._program import Program, Step, parse, printed
 
-# The dimension that is mapped, or None for an operand that all calls have in common.
+# The mapped dimension, or None for an operand that all calls share.
 Dims = Sequence[int | None]
 
 
@@ -26,7 +26,8 @@ class Folded:
 
 
 def fold(call: Call, operands: Sequence[jax.Array], dims: Dims, size: int, wanted: Sequence[int] = ()) -> Folded | None:
-    """One call for all; None where there is none. wanted: the operands by which each call has a gradient of its own."""
+    """One call that computes all mapped calls, or None if none exists. wanted: the operands whose gradients must be
+    separate for each call."""
     shared = {"dropout" in call.problem.words, any(dims[i] is not None for i in _sinks(call))}
     if True in shared or set(_sinks(call)) & set(wanted):
         return None
@@ -46,7 +47,7 @@ def fold(call: Call, operands: Sequence[jax.Array], dims: Dims, size: int, wante
     new = call
     if rewritten:
         if not (isinstance(size, int) and isinstance(batch, int)):
-            return None  # programs divide by numbers
+            return None  # programs divide by numbers only
         names = {call.capture_names[i - 3]: i in mapped for i in captures}
         sizes = {call.capture_names[i - 3]: one[i].shape for i in captures}
         rewriting = _rewritten(call, names, sizes, size, batch)
@@ -72,7 +73,7 @@ def fold(call: Call, operands: Sequence[jax.Array], dims: Dims, size: int, wante
 
 
 def unfold(array: jax.Array, at: int, folded: Folded) -> jax.Array:
-    """The mapped dimension in front of the one that it was folded into."""
+    """Moves the mapped dimension out of the one that it was folded into, to the front."""
     return array.reshape((*array.shape[:at], folded.size, folded.batch, *array.shape[at + 1 :]))
 
 
@@ -81,7 +82,7 @@ def _sinks(call: Call) -> tuple[int, ...]:
 
 
 def _broadcasts(call: Call, operand: int) -> bool:
-    """Whether a captured tensor's first dimension stands for batches, though its size is 1."""
+    """Whether a captured tensor's first dimension stands for batches although its size is 1."""
     name = call.capture_names[operand - 3]
     found = [program.captures[name][1] for program in call.programs() if name in program.captures]
     return all(sizes[:1] in (("1|batch",), ("batch",)) for sizes in found)
@@ -90,7 +91,8 @@ def _broadcasts(call: Call, operand: int) -> bool:
 def _rewritten(
     call: Call, is_mapped: Mapping[str, bool], shapes: Mapping[str, tuple[int, ...]], size: int, batch: int
 ) -> Call | None:
-    """The call with programs that find their own call, and its batch, in the batch of all."""
+    """The call with programs that compute the index of their own call, and its batch, from the batch index of the
+    combined call."""
     problem = expanded(call.problem)
     texts: dict[str, Any] = {}
     for field in ("score_mod", "mask_mod"):
@@ -106,7 +108,7 @@ def _rewrite(
     program: Program, is_mapped: Mapping[str, bool], shapes: Mapping[str, tuple[int, ...]], size: int, batch: int
 ) -> Program | None:
     if any(step.operation == "search" and is_mapped[step.tensor or ""] for step in program.steps):
-        return None  # it goes through a tensor of one dimension
+        return None  # it would become a tensor of one dimension
     own = {"b": "%batch"}
     steps = [Step("%call", "floor_div", ("b", str(batch)), None), Step("%batch", "mod", ("b", str(batch)), None)]
     for step in program.steps:
@@ -116,7 +118,7 @@ def _rewrite(
         steps.append(dataclasses.replace(step, operands=operands))
     captures = {}
     for name, (dtype, sizes) in program.captures.items():
-        # Named sizes would be those of the batch of all.
+        # Named sizes would refer to the batch of all calls together.
         declared = tuple(map(str, shapes[name])) if any("batch" in one for one in sizes) else sizes
         captures[name] = dtype, ((str(size),) if is_mapped[name] else ()) + declared
     result = own.get(program.result, program.result)
@@ -136,7 +138,7 @@ def _spread(array: jax.Array, batch: int) -> jax.Array:
 
 
 def _folded(array: jax.Array, dim: int | None, at: int, size: int) -> jax.Array:
-    """The mapped dimension folded into the one that stands at `at` without it."""
+    """Folds the mapped dimension into the one that is at position `at` without it."""
     if dim is None:
         array = jnp.expand_dims(array, at)
         array = jnp.broadcast_to(array, (*array.shape[:at], size, *array.shape[at + 1 :]))

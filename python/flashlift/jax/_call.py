@@ -32,9 +32,9 @@ def sizes_of(layout: str, q: Any, k: Any, v: Any) -> dict[str, Any]:
 
 @dataclasses.dataclass(frozen=True)
 class Call:
-    """One kind of call. Its operands: q, k, v, the captured tensors, the sinks, dropout's seed."""
+    """One kind of call. Its operands: q, k, v, the captured tensors, the sinks, and dropout's seed."""
 
-    problem: Problem  # of the operands' sizes when the call was made; those that are not known yet are 1
+    problem: Problem  # with the sizes of the operands when the call was created; unknown sizes are 1
     layout: str
     capture_names: tuple[str, ...]  # in the order of the operands
     implementation: str | None = None
@@ -45,18 +45,18 @@ class Call:
 
     @property
     def sinks(self) -> int | None:
-        """Their position among the operands."""
+        """The position of the sinks among the operands."""
         return 3 + len(self.capture_names) if "sinks" in self.problem.words else None
 
     @property
     def seed(self) -> int | None:
-        """Its position among the operands."""
+        """The position of the seed among the operands."""
         return 3 + len(self.capture_names) + (self.sinks is not None) if "dropout" in self.problem.words else None
 
     def for_gradient(self) -> "Call":
-        """The same with what makes its backward pass fast: lse, and an output that is not rounded to 16 bits.
+        """The same call with results that make its backward pass fast: lse, and an output not rounded to 16 bits.
 
-        The gradient by the output stays of the type that the caller's output has, if that is the inputs'.
+        The gradient with respect to the output keeps the type of the caller's output, if that is the inputs' type.
         """
         problem = self.problem
         asked = problem.words.get("out", problem.dtype)
@@ -72,15 +72,15 @@ class Call:
         return q.dtype if self.problem.words.get("d_out") == "inputs" else self.out_dtype(q)
 
     def programs(self) -> tuple[Program, ...]:
-        """All that is done to scores, named features included."""
+        """The programs that change scores, including those of named features."""
         return programs_of(self.problem)
 
     def axes(self, array: Any) -> dict[str, Any]:
-        """The sizes of q, k, v or out by letter."""
+        """The sizes of q, k, v or out, by letter."""
         return dict(zip(self.layout, array.shape, strict=True))
 
     def attributes(self, operands: Sequence[Any]) -> dict[str, str]:
-        # A part of a sharded call, or a batch of calls, has operands of other sizes.
+        # The operands of a part of a sharded call, or of a batch of calls, have other sizes.
         sizes = sizes_of(self.layout, *operands[:3])
         are_known = all(isinstance(size, int) for size in sizes.values())
         settled: dict[str, Any] = {name: size if isinstance(size, int) else 1 for name, size in sizes.items()}
@@ -106,7 +106,8 @@ class Call:
         return list(jax.ffi.ffi_call(TARGET, shapes)(*operands, **self.attributes(operands)))
 
     def run_backward(self, wanted: tuple[int, ...], *operands: jax.Array) -> list[jax.Array]:
-        """The gradients by the wanted operands. operands: the call's, its results, and the gradients by these."""
+        """The gradients with respect to the wanted operands. operands: the call's operands, its results, and the
+        gradients with respect to these."""
         register()
         shapes = [result_type(operands[i].shape, operands[i].dtype, operands) for i in wanted]
         call = jax.ffi.ffi_call(BACKWARD_TARGET, shapes)
@@ -115,18 +116,18 @@ class Call:
 
 @functools.lru_cache(maxsize=256)
 def expanded(problem: Problem) -> Problem:
-    """The problem with its features as programs."""
+    """The problem with its named features as programs."""
     return problem.expanded()
 
 
 def programs_of(problem: Problem) -> tuple[Program, ...]:
-    """All that is done to scores, named features included."""
+    """The programs that change scores, including those of named features."""
     whole = expanded(problem)
     return tuple(parse(text) for text in (whole.score_mod, whole.mask_mod) if text)
 
 
 def resized_programs(problem: Problem, shapes: Mapping[str, Sequence[Any]]) -> Problem:
-    """The problem with programs of captured tensors of these shapes."""
+    """The problem, with programs whose captured tensors have these shapes."""
     for kind in ("score_mod", "mask_mod"):
         text = getattr(problem, kind)
         if text:
@@ -136,7 +137,7 @@ def resized_programs(problem: Problem, shapes: Mapping[str, Sequence[Any]]) -> P
 
 
 def _resized(program: Program, shapes: Mapping[str, Sequence[Any]]) -> Program:
-    """The program with the sizes that its captured tensors have; named ones stay."""
+    """The program with the sizes of its captured tensors filled in; sizes that have a name stay."""
 
     def sizes(name: str, declared: Sequence[str]) -> tuple[str, ...]:
         pairs = zip(declared, shapes[name], strict=True)
@@ -147,5 +148,5 @@ def _resized(program: Program, shapes: Mapping[str, Sequence[Any]]) -> Program:
 
 
 def captured_names(problem: Problem) -> tuple[str, ...]:
-    """The tensors that the programs read, in the order in which they are first named."""
+    """The names of the tensors that the programs read, in the order of first use."""
     return tuple(dict.fromkeys(name for program in programs_of(problem) for name in program.captures))

@@ -147,15 +147,15 @@ class PersistentCache:
         try:
             return None if found is None else self._load(found)
         except (TypeError, ValueError, KeyError, AttributeError):
-            return None  # of another version
+            return None  # written by another version
 
     def put(self, device: str, op_id: str, call_key: str, cfg: Any) -> None:
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        # A lock of its own: the file itself is replaced.
+        # A separate lock file, because the file itself is replaced.
         with open(self._path.with_suffix(".lock"), "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             entries = self._read() | {_joined(device, op_id, call_key): self._dump(cfg)}
-            text = json.dumps(entries)  # before a file is made, which an error would leave behind
+            text = json.dumps(entries)  # before a file is created, which an error would leave behind
             with tempfile.NamedTemporaryFile("w", dir=self._path.parent, delete=False) as new:
                 new.write(text)
             os.replace(new.name, self._path)
@@ -163,7 +163,7 @@ class PersistentCache:
     def _read(self) -> dict[str, Any]:
         try:
             entries = json.loads(self._path.read_text())
-        except (OSError, ValueError, RecursionError):  # the last of lists in lists in lists
+        except (OSError, ValueError, RecursionError):  # RecursionError: deeply nested lists
             return {}
         return entries if isinstance(entries, dict) else {}
 

@@ -22,8 +22,8 @@ _FIRSTS = {"b": "first_batches_of_part", "h": "first_head_of_part"}
 @dataclasses.dataclass(frozen=True)
 class Counting:
     problem: Problem
-    captures: tuple[str, ...]  # that are new
-    operands: list[jax.Array]  # of these
+    captures: tuple[str, ...]  # the new ones
+    operands: list[jax.Array]  # their operands
 
 
 def counting(
@@ -34,10 +34,10 @@ def counting(
     wholes: Mapping[str, int],
     parts: Mapping[str, int],
 ) -> Counting:
-    """The problem of a part, whose programs count in the whole.
+    """The problem of a part, whose programs compute with positions in the whole.
 
-    counted: those of b and h that the programs compute with; letters: of the captured tensors; plan: the axes that
-    split each letter; wholes, parts: how many there are of each letter.
+    counted: which of b and h the programs compute with; letters: those of the captured tensors; plan: the axes that
+    split each letter; wholes, parts: the sizes of each letter.
     """
     split = {"b": any(plan.get(one) for one in BATCHES), "h": bool(plan.get("h"))}
     ours = [one for one in "bh" if one in counted and split[one]]
@@ -64,7 +64,7 @@ def counting(
 
 
 def _steps(one: str, sizes: Sequence[tuple[int, int]]) -> list[Step]:
-    """The number in the whole; sizes: of each dimension that it runs over in the whole, and in the part."""
+    """The index in the whole; sizes: those of each dimension of the index, in the whole and in the part."""
     first = _FIRSTS[one]
     if len(sizes) == 1:
         return [

@@ -64,7 +64,7 @@ def dot_product_attention(
         lengths = arguments.sequence_lengths("query_seq_lengths", query_seq_lengths, batch)
         within = jnp.arange(q_len)[None] < lengths[:, None]
     with_lse = arguments.check_flag("return_residual", return_residual)
-    # Errors are to name these arguments by the names that they have here.
+    # Checked here, so that errors use the names of this function's arguments.
     causal = arguments.check_flag("is_causal", is_causal)
     arguments.band_words(causal, local_window_size, "local_window_size")
     if scale is not None:

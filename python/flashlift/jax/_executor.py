@@ -162,7 +162,7 @@ class FlashAttention:
         query_axes = (*(specs[0] or ()), None, None, None)
 
         def run(*parts: Any) -> Any:
-            """Functions and dropout count batches and heads in the whole."""
+            """Programs and dropout use batch and head indices of the whole."""
             own = dict(zip(names, parts, strict=True)) | arguments
             axes = {"b": query_axes[0], "h": query_axes[2]}
             sizes = dict(zip("bshd", own["query"].shape, strict=True))
@@ -182,7 +182,7 @@ class Executor:
     """Runs a module with the configuration that a chooser finds."""
 
     def __init__(self, chooser: ConfigSelectorChain | None = None, stamp_prefix: str | None = None) -> None:
-        """stamp_prefix is ejkernel's, and names nothing here."""
+        """stamp_prefix exists for compatibility with ejkernel and has no effect."""
         self.chooser = chooser if chooser is not None else ConfigSelectorChain()
 
     def __call__(
@@ -197,7 +197,7 @@ class Executor:
         out_specs: Any = None,
         **kwargs: Any,
     ) -> Any:
-        """method="shard_map": each device runs its part, by the specs."""
+        """method="shard_map": each device runs its part, as the specs define it."""
         override = _cfg if cfg is None else cfg
         chosen = self.choose_config(kernel, *args, cfg=override, **kwargs)
         if method not in (None, "shard_map"):

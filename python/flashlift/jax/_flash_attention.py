@@ -202,7 +202,7 @@ def _check_alone(name: str, others: Mapping[str, Any]) -> None:
 
 # In ejkernel's order.
 _SPLIT = ("query", "key", "value", "bias", "softmax_aux", "cum_seqlens_q", "cum_seqlens_k")
-# Those that are split as the query is, by their dimensions.
+# Operands that are split like the query, with the letters of their dimensions.
 _SPLIT_ALIKE = {"attention_mask": "bh", "mask": "bh", "q_segment_ids": "b", "kv_segment_ids": "b"}
 
 
@@ -271,14 +271,14 @@ def _within_shard_map(
     results = (out_specs, PartitionSpec(of_out[0], of_out[2], of_out[1])) if given["return_lse"] else out_specs
     named = {name: specs[name] for name in operands}
     if AxisType.Explicit in mesh.axis_types:
-        # There shard_map demands the types that the specs ask for.
+        # In this case shard_map requires the types of the specs.
         operands = jax.tree.map(lambda one, spec: jax.reshard(one, NamedSharding(mesh, spec)), operands, named)
     split = jax.shard_map(run, mesh=mesh, in_specs=(named,), out_specs=results)
     out: jax.Array | tuple[jax.Array, jax.Array] = split(operands)
     return out
 
 
-# What counts queries from the first one, or has a row for each.
+# Arguments that count queries from the first one, or have a row for each query.
 _POSITIONAL = (
     *("causal", "sliding_window", "mask_info", "cum_seqlens_q", "cum_seqlens_k", "score_mod", "mask_mod"),
     *("dropout_prob", "dropout_rate", "attention_mask", "mask", "q_segment_ids"),
@@ -310,7 +310,7 @@ def _dropout_rate(prob: float, flax_rate: float, deterministic: bool) -> float:
         raise InvalidArgumentError(
             f"dropout_prob is {rates[0]} and dropout_rate {rates[1]}; they are the same: expected one of them"
         )
-    # Flax gives None for "not said".
+    # Flax passes None if the argument is not given.
     return 0.0 if deterministic is not None and arguments.check_flag("deterministic", deterministic) else max(rates)
 
 
@@ -336,7 +336,7 @@ def _sequences(
     query: jax.Array,
     key: jax.Array,
 ) -> tuple[tuple[jax.Array, jax.Array] | None, tuple[jax.Array, jax.Array] | None]:
-    """The ends of packed sequences, and the segment ids, of which those of a padded batch are a case."""
+    """The ends of packed sequences, and the segment ids; a padded batch is also expressed by segment ids."""
     ends = None
     if cum_q is not None or cum_k is not None:
         ends = arguments.sequence_ends(cum_q, cum_k, query, key)

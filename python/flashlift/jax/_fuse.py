@@ -30,7 +30,7 @@ from flashlift.jax._fused_module import FusedModule
 from flashlift.jax._register import register
 from flashlift.jax._varying import vary_together
 
-# Locations in reports are to be the user's lines, not ours.
+# Reports should show locations in the user's code, not in this file.
 source_info_util.register_exclusion(__file__)
 
 
@@ -68,7 +68,7 @@ class Report:
 
 
 class FusedFunction:
-    """A function whose attention is fused anew for each set of shapes; the result of fuse()."""
+    """A function whose attention is fused separately for each set of shapes; the result of fuse()."""
 
     def __init__(
         self, function: Callable, static_argnums: Sequence[int], static_argnames: Sequence[str], strict: bool
@@ -93,7 +93,7 @@ class FusedFunction:
         return self._latest
 
     def analyze(self, *args: Any, **kwargs: Any) -> Report:
-        """Finds and fuses for these arguments, or jax.ShapeDtypeStructs instead of them, and runs nothing."""
+        """Finds and fuses attention for these arguments, or for jax.ShapeDtypeStructs in their place. Runs nothing."""
         return self._prepare(args, kwargs)[0]
 
     def _prepare(self, args: tuple, kwargs: dict) -> tuple[Report, Callable, list]:
@@ -106,7 +106,7 @@ class FusedFunction:
         key = (
             tree,
             _key_of(shapes),
-            # With their types: 1, 1.0 and True are equal.
+            # With their types, since 1, 1.0 and True are equal.
             tuple((i, type(static_args[i]), static_args[i]) for i in sorted(static_args)),
             tuple((name, type(static_kwargs[name]), static_kwargs[name]) for name in sorted(static_kwargs)),
         )
@@ -125,7 +125,7 @@ class FusedFunction:
         return report, call, leaves
 
     def _build(self, flat: Callable, shapes: list[jax.ShapeDtypeStruct], strict: bool) -> tuple[Callable, Report]:
-        """A function of leaves, fused for these shapes, that JAX can differentiate and batch."""
+        """A function of leaves, fused for these shapes, which JAX can differentiate and batch."""
         fused, report = _export_and_fuse(flat, shapes, strict)
         if report.fused_count == 0:
             return fused, report
@@ -136,7 +136,8 @@ class FusedFunction:
         def call(*leaves: Any) -> Any:
             return fused(*leaves)
 
-        # A batch of attentions is one attention with another dimension: found and fused anew, not run one by one.
+        # A batch of attentions is one attention with another dimension: it is found and fused as such, not run one by
+        # one.
         @call.def_vmap
         def _(_: int, batched: Sequence[bool], *leaves: Any) -> tuple[Any, Any]:
             batched_shapes = [_shape_of(leaf) for leaf in leaves]
@@ -153,10 +154,10 @@ class FusedFunction:
             return call(*leaves)
 
         def backward(leaves: tuple, cotangent: Any) -> tuple:
-            """The gradient is a function like any other: its attention, forward and backward, is fused as well."""
+            """The gradient is fused like any other function: its attention, forward and backward, becomes fused
+            calls."""
             cotangents, tree = jax.tree.flatten(cotangent)
-            # Those of integers, and the gradients by them, are no numbers, and no exported function takes or gives
-            # them.
+            # Gradients of integers (float0) are not numbers, and no exported function has them as arguments or results.
             constant = [one if one.dtype == jax.dtypes.float0 else None for one in cotangents]
             carried = [one for one in cotangents if one.dtype != jax.dtypes.float0]
             count = len(leaves)
@@ -175,8 +176,7 @@ class FusedFunction:
             by_leaf = dict(zip(wanted, backwards[key](*leaves, *carried), strict=True))
             return tuple(by_leaf.get(i) for i in range(count))
 
-        # The forward rule calls the function itself, so that a derivative of it, which a second one takes, finds the
-        # rule.
+        # The forward rule calls the function itself, so that a second derivative finds the rule, too.
         differentiable.defvjp(lambda *leaves: (differentiable(*leaves), leaves), backward)
         return jax.jit(differentiable), report
 
@@ -224,11 +224,12 @@ def _export_and_fuse(flat: Callable, shapes: list[jax.ShapeDtypeStruct], strict:
         if exported.ordered_effects:
             raise UnsupportedError("the function has ordered effects; take what has them out of it")
         original = exported.mlir_module()
-        # Calls are fused as on one device: it is FusedModule that has XLA split them.
+        # Calls are fused as for one device. FusedModule then lets XLA split them.
         whole = re.sub(r"mhlo.num_partitions = \d+", "mhlo.num_partitions = 1", original, count=1)
         fused = stablehlo.fuse(whole, name=flat.__name__, gradients=True)
         mesh = _mesh_of(traced) if exported.nr_devices > 1 else None
-    # Whatever cannot be exported (ordered effects, custom calls that JAX does not vouch for) can still run.
+    # A function that cannot be exported (because of ordered effects, or custom calls without JAX's guarantee) can still
+    # run.
     except (FlashliftError, ValueError, NotImplementedError) as error:
         if strict:
             raise
@@ -246,7 +247,7 @@ def _export_and_fuse(flat: Callable, shapes: list[jax.ShapeDtypeStruct], strict:
     )
 
     def run(*leaves: Any) -> Any:
-        if mesh is not None:  # no equation of the caller's says what devices the module names
+        if mesh is not None:  # no equation of the caller names the module's devices
             anywhere = [PartitionSpec(*[PartitionSpec.UNCONSTRAINED] * jnp.ndim(one)) for one in leaves]
             shardings = [NamedSharding(mesh, one) for one in anywhere]
             leaves = tuple(map(jax.lax.with_sharding_constraint, leaves, shardings))
@@ -256,7 +257,7 @@ def _export_and_fuse(flat: Callable, shapes: list[jax.ShapeDtypeStruct], strict:
 
 
 def _mesh_of(jaxpr: Any) -> Mesh | None:
-    """A mesh of devices that an equation names, with axes that XLA splits over."""
+    """The mesh of devices that an equation names, if XLA splits over any of its axes."""
     for equation in jaxpr.eqns:
         for value in jax.tree.leaves(equation.params):
             mesh = value.mesh if isinstance(value, NamedSharding) else value
@@ -277,7 +278,7 @@ def _shape_of(value: Any) -> jax.ShapeDtypeStruct:
 
 
 def _key_of(shapes: Sequence[jax.ShapeDtypeStruct]) -> Hashable:
-    """Of what they are, and of the mesh and the settings that decide what a function traces to."""
+    """A key of the leaves' shapes and types, and of the mesh and the settings that change what a function traces to."""
     types = tuple((one.shape, one.dtype, one.weak_type, one.sharding) for one in shapes)
     config: Any = jax.config
     settings = config.jax_enable_x64, config.jax_default_matmul_precision
@@ -285,7 +286,7 @@ def _key_of(shapes: Sequence[jax.ShapeDtypeStruct]) -> Hashable:
 
 
 def _on_leaves(function: Callable, tree: Any, static_args: dict[int, Any], static_kwargs: dict[str, Any]) -> Callable:
-    """The function with its static arguments in place, of the leaves of the others."""
+    """The function of the leaves of its other arguments, with the static arguments filled in."""
 
     def flat(*leaves: Any) -> Any:
         args, kwargs = jax.tree.unflatten(tree, leaves)
@@ -301,7 +302,7 @@ def _on_leaves(function: Callable, tree: Any, static_args: dict[int, Any], stati
 def _static_arguments(
     function: Callable, numbers: Sequence[int], names: Sequence[str]
 ) -> tuple[tuple[int, ...], tuple[str, ...]]:
-    """Completes numbers by names and names by numbers, so that an argument is static however it is passed."""
+    """Completes argument numbers by names and names by numbers, so that an argument is static however it is passed."""
     try:
         parameters = list(inspect.signature(function).parameters.values())
     except ValueError:  # some built-in functions have no signature

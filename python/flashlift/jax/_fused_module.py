@@ -17,7 +17,7 @@ from flashlift.jax._partition import is_split, needs_devices, run_partitioned
 from flashlift.jax._register import BACKWARD_TARGET, TARGET
 from flashlift.jax._varying import result_aval
 
-# What captured tensors and all others of a call may hold.
+# Allowed element types of captured tensors and other operands of a call.
 _DTYPES = "float32 bfloat16 float16 bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float64".split()
 
 
@@ -25,9 +25,9 @@ _DTYPES = "float32 bfloat16 float16 bool int8 int16 int32 int64 uint8 uint16 uin
 class FusedModule:
     name: str
     text: str
-    platform: str  # as JAX names those that it compiles for
+    platform: str  # as named by JAX
     results: tuple[jax.core.ShapedArray, ...]
-    kept: tuple[int, ...]  # the arguments that it takes
+    kept: tuple[int, ...]  # the arguments that it uses
 
     def __call__(self, *arguments: Any) -> list[Any]:
         return fused_module_p.bind(*arguments, module=self)
@@ -44,7 +44,7 @@ def _run(module: FusedModule, *arguments: Any) -> list[Any]:
 
 @fused_module_p.def_impl
 def _run_alone(*arguments: Any, module: FusedModule) -> list[Any]:
-    with jax.disable_jit(False):  # where it is disabled, _run would lead back here
+    with jax.disable_jit(False):  # with jit disabled, _run would call itself
         return _run(module, *arguments)
 
 
@@ -90,7 +90,7 @@ def _name(op: Any) -> str:
 
 
 def _calls(op: Any) -> Iterator[Any]:
-    """Flashlift's calls in an operation, but for those in a manual computation, which are a device's own."""
+    """Flashlift's calls in an operation, except those in a manual computation, which already belong to one device."""
     for region in op.regions:
         for block in region.blocks:
             for one in block.operations:
@@ -103,7 +103,7 @@ def _calls(op: Any) -> Iterator[Any]:
 
 
 def _split(context: Any, call: Any) -> None:
-    """Has XLA ask how a call is split."""
+    """Replaces a call by one that XLA can split, by a rule of Flashlift."""
     config = mlir.ir.DictAttr(call.attributes["backend_config"])
     named = [config[i] for i in range(len(config))]
     given = {one.name: mlir.ir.StringAttr(one.attr).value for one in named}
@@ -121,7 +121,7 @@ def _split(context: Any, call: Any) -> None:
         operands = [_reshaped(one, shape) for one, shape in zip(call.operands, shapes, strict=True)]
         results = mlir.flatten_ir_values(mlir.lower_fun(run, multiple_results=True)(inner, *operands))
         new: Any = results[0].owner
-        new.move_before(call)  # JAX before 0.10 puts it at the end of the block
+        new.move_before(call)  # JAX before 0.10 inserts it at the end of the block
         for old, one in zip(call.results, results, strict=True):
             old.replace_all_uses_with(_reshaped(one, old.type.shape))
     call.operation.erase()
@@ -135,7 +135,7 @@ def _reshaped(value: Any, shape: Sequence[int]) -> Any:
 
 
 def _dtypes() -> dict[str, np.dtype]:
-    """By the names of MLIR's element types; within a context of MLIR's."""
+    """Dtypes by the names of MLIR's element types. Requires an active MLIR context."""
     dtypes = [jax.numpy.dtype(name) for name in _DTYPES]
     return {str(mlir.dtype_to_ir_type(one)): one for one in dtypes}
 

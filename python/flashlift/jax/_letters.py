@@ -14,8 +14,8 @@ BATCHES = "bcef"
 
 @dataclasses.dataclass(frozen=True)
 class Letters:
-    """One letter for each dimension of each operand: b batch, h query head, k key-value head, . anything else. The
-    further ones of batches that have several are c, e and f."""
+    """One letter for each dimension of each operand: b batch, h query head, k key-value head, . anything else. If
+    batches have several dimensions, the others are c, e and f."""
 
     operands: tuple[str, ...]
     results: tuple[str, ...]
@@ -25,7 +25,7 @@ class Letters:
     """Those that a program computes with, which a part of the whole has to be told."""
 
     def sizes(self, operands: Sequence[Any]) -> dict[str, Any]:
-        """How many batches, query heads and key-value heads there are; 1 where no operand has a dimension for them."""
+        """The numbers of batches, query heads and key-value heads; 1 if no operand has such a dimension."""
         found = dict.fromkeys([*BATCHES, "h", "k"], 1)
         for names, one in zip(self.operands, operands, strict=True):
             found |= {letter: size for letter, size in zip(names, one.shape, strict=True) if letter != "."}
@@ -54,7 +54,8 @@ def _letters_of(call: Call, shapes: Shapes) -> Letters:
 def letters_of_captures(
     programs: Sequence[Program], names: Sequence[str], shapes: Shapes, sizes: Mapping[str, Any]
 ) -> tuple[list[str], set[str]]:
-    """The letters of captured tensors of these names and shapes, and which of b and h, of these sizes, are counted."""
+    """The letters of captured tensors with these names and shapes, and which of b and h, with these sizes, the programs
+    compute with."""
     indices: dict[str, list[set[str]]] = {name: [] for name in names}
     counted: set[str] = set()
     for program in programs:
@@ -73,7 +74,7 @@ def letters_of_captures(
         for size, used in zip(shape, indices[name] or [set()] * len(shape), strict=True):
             found = {"b", "h"} & used
             letter = next(iter(found)) if len(used) == 1 and found and size == sizes[next(iter(found))] else "."
-            if letter == "." and size != 1:  # every index of a dimension of size 1 is clamped to 0
+            if letter == "." and size != 1:  # for a dimension of size 1, every index is clamped to 0
                 counted |= found
             text += letter if size != 1 else "."
         letters.append(text)

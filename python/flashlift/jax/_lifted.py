@@ -21,16 +21,16 @@ Shape = tuple[int, ...]
 
 @dataclasses.dataclass(frozen=True)
 class Lifted:
-    """A call of whose tensors each has one dimension for a letter, or for batches those of `batches`. Its operands: q,
-    k, v, the captured tensors, the sinks, the keep mask; of a backward pass also the forward pass's results, and the
-    gradients by these."""
+    """A call whose tensors have one dimension for each letter, or for batches those of `batches`. Its operands: q, k,
+    v, the captured tensors, the sinks, and the keep mask; for a backward pass also the forward pass's results, and the
+    gradients with respect to these."""
 
     problem: Problem
     captures: tuple[str, ...]
-    gradients: tuple[int, ...] | None  # None: a forward pass
+    gradients: tuple[int, ...] | None  # None for a forward pass
     batches: Shape
     dims: tuple[tuple[str, str], ...]  # by the names of operands and results
-    further: tuple[str, ...]  # the letters of those operands that have no such name
+    further: tuple[str, ...]  # the letters of operands without such a name
     fixed: frozenset[str]
     counted: frozenset[str]
     result_dtypes: tuple[Any, ...]
@@ -92,7 +92,8 @@ class Lifted:
 
     @property
     def _gradient_operands(self) -> tuple[int, ...]:
-        """The operand that each result is a gradient by; of a forward pass the first."""
+        """For each result of a backward pass, the operand with respect to which it is the gradient; for a forward pass,
+        the first operand."""
         return (0,) * len(self._result_names) if self.gradients is None else self.gradients
 
     @property
@@ -119,8 +120,8 @@ class Lifted:
 def merge(
     target: str, attributes: Mapping[str, str], operands: Sequence[Any], results: Sequence[Any]
 ) -> tuple[Lifted, list[Shape]]:
-    """A call as a module has it, whose tensors may have several dimensions for a letter, and the shapes that its
-    operands are to have instead. Dimensions of batches stay apart, since a mesh may split any of them."""
+    """A call as it stands in a module, where tensors may have several dimensions for a letter, and the shapes to which
+    its operands must be reshaped. Dimensions of batches stay separate, since a mesh may split any of them."""
     problem = Problem.parse(attributes["problem"])
     gradients = tuple(map(int, attributes["gradients"].split())) if target == BACKWARD_TARGET else None
     captures = tuple(attributes["captures"].split()) if "captures" in attributes else captured_names(problem)
@@ -138,7 +139,7 @@ def merge(
     further, counted = _letters_of_further(problem, captures, tuple(shapes))
     fixed: frozenset[str] = frozenset()
     if problem.kv_heads > 1 and not ("h" in dims["k"] and "h" in dims["v"]):
-        fixed = frozenset("h")  # all key-value heads are one, of which no part says how many it stands for
+        fixed = frozenset("h")  # all key-value heads are one, so that a part does not determine their number
     letters = iter(further)
     for i, name in enumerate(names[: len(operands)]):
         shapes[i] = _spread_out(dims[name] if name else next(letters), shapes[i], batches)
@@ -152,7 +153,7 @@ def _of_forward(problem: Problem) -> tuple[str, ...]:
 
 
 def _operand_names(problem: Problem, gradients: tuple[int, ...] | None, count: int) -> tuple[str, ...]:
-    """Of those operands that have letters; "" for the others."""
+    """The names of the operands that have letters; "" for the others."""
     results = () if gradients is None else _of_forward(problem)
     last = (*results, *(f"d_{name}" for name in results))
     return (*INPUTS, *[""] * (count - len(INPUTS) - len(last)), *last)
@@ -169,7 +170,7 @@ def _dims_of(name: str, attributes: Mapping[str, str]) -> str:
 
 
 def _merged(dims: str, shape: Sequence[int]) -> tuple[str, Shape]:
-    """One dimension for all that share a letter: these stand beside each other, but for those of size 1."""
+    """Merges the dimensions of each letter. They are neighbours, except for those of size 1."""
     sizes: dict[str, int] = {}
     for letter, size in zip(dims, shape, strict=True):
         if letter != "1" and sizes.get(letter, 1) == 1:
@@ -185,13 +186,13 @@ def _sizes_of(letter: str, dims: str, shape: Sequence[int]) -> Shape:
 
 
 def _spread_out(letters: str, shape: Shape, batches: Shape) -> Shape:
-    """The shape with the batches' dimensions in place of the one for them."""
+    """The shape with the batches' own dimensions in place of the merged one."""
     parts = (batches if letter == "b" and batches else (size,) for letter, size in zip(letters, shape, strict=True))
     return tuple(size for part in parts for size in part)
 
 
 def _gathered(letters: str, shape: Sequence[int], batches: Shape) -> Shape:
-    """The reverse of it."""
+    """The reverse of _spread_out."""
     sizes = iter(shape)
     return tuple(math.prod(next(sizes) for _ in batches) if letter == "b" else next(sizes) for letter in letters)
 
@@ -200,7 +201,7 @@ def _gathered(letters: str, shape: Sequence[int], batches: Shape) -> Shape:
 def _letters_of_further(
     problem: Problem, captures: tuple[str, ...], shapes: tuple[Shape, ...]
 ) -> tuple[tuple[str, ...], frozenset[str]]:
-    """Of the operands that have no dimension strings: the captured tensors, the sinks and the keep mask."""
+    """The letters of the operands without dimension strings: the captured tensors, the sinks and the keep mask."""
     sizes = {"b": problem.batch, "h": problem.q_heads}
     letters, counted = letters_of_captures(programs_of(problem), captures, shapes[len(INPUTS) :], sizes)
     if "sinks" in problem.words:

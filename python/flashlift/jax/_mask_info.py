@@ -328,7 +328,7 @@ class MaskInfo:
         )
 
     def _as_rules(self) -> tuple[Rule, ...]:
-        """All of it as conditions, in which a mask and segment ids stand as they are."""
+        """All conditions as rules, including the mask and the segment ids as they are."""
         first = []
         if self._attention_mask is not None:
             first.append(Rule("mask", (), (self._attention_mask,)))
@@ -363,11 +363,11 @@ class MaskInfo:
         return dataclasses.replace(self, rules=(*self.rules, rule), **flags)
 
     def _sliced(self, q_start: Any, q_len: int, kv_start: Any, kv_len: int) -> "MaskInfo":
-        """Of these queries and keys alone; where they start is a number or int32 [batch]."""
+        """The same for these queries and keys only; their starts are a number or int32 [batch]."""
         starts = tuple(jnp.broadcast_to(jnp.asarray(one, jnp.int32), (self.batch_size,)) for one in (q_start, kv_start))
 
         def cut(array: jax.Array | None, q_axis: int, kv_axis: int) -> jax.Array | None:
-            """Of an array whose queries and keys lie there; 0 where it has none."""
+            """The part of an array for these queries and keys; 0 if there is no array."""
             if array is None:
                 return None
             lengths = list(array.shape[1:])
@@ -419,7 +419,7 @@ class MaskInfo:
         return None if types is None else int(types[0].shape[of_ids])
 
     def _types(self) -> tuple[jax.Array, ...] | None:
-        """Arrays that tell the lengths where neither a mask nor segment ids do."""
+        """Arrays that define the lengths if there is neither a mask nor segment ids."""
         return next((rule.arrays for rule in self.rules if rule.kind in ("types", "union") and not rule.starts), None)
 
     def _lengths(self) -> tuple[int, int]:
@@ -657,7 +657,7 @@ def masks_of(info: Any) -> tuple[jax.Array | None, jax.Array | None, jax.Array |
         raise InvalidArgumentError(f"mask_info is {short(info)}; expected a MaskInfo: pass a mask as attention_mask=")
     mask = info._attention_mask
     if mask is not None and jnp.issubdtype(mask.dtype, jnp.floating):
-        mask = mask != 0  # of to_dtype: 0 and 1
+        mask = mask != 0  # a result of to_dtype: 0 or 1
     rules = info.rules if isinstance(info, MaskInfo) else ()
     if info._q_segment_ids is None and info._kv_segment_ids is None:
         return mask, None, None, rules

@@ -14,8 +14,8 @@ def picture(
     most: tuple[int, int] | None,
     charset: str,
 ) -> str:
-    """A mask [q_len, kv_len], two characters for each tile: empty, partial or full. ids: of which segment queries and
-    keys are, to write beside their tiles. most: so many rows and columns at most, of larger tiles."""
+    """A picture of a mask [q_len, kv_len], with two characters per tile: empty, partial or full. ids: the segments of
+    queries and keys, printed beside their tiles. most: the largest number of rows and columns; tiles grow to fit."""
     if most is not None:
         larger = (-(-length // (size * limit)) for length, size, limit in zip(mask.shape, tile, most, strict=True))
         tile = tile[0] * max(next(larger), 1), tile[1] * max(next(larger), 1)
@@ -38,7 +38,7 @@ def picture(
 
 
 def _tiles(array: np.ndarray, size: int, axis: int, fill: bool | int) -> np.ndarray:
-    """The axis cut into tiles, the last filled up."""
+    """Cuts the axis into tiles; the last one is padded."""
     widths = [(0, 0)] * array.ndim
     widths[axis] = (0, -array.shape[axis] % size)
     padded = np.pad(array, widths, constant_values=fill)

@@ -50,7 +50,7 @@ class Rule:
         return (of_q == of_kv) & (of_q != 0 if self.numbers[0] else True) & (of_kv != 0 if self.numbers[1] else True)
 
     def behind(self, q_start: jax.Array, kv_start: jax.Array) -> "Rule":
-        """The same for queries and keys that are counted from there."""
+        """The same condition for queries and keys whose numbers start there."""
         at = self.starts or (0, 0)
         return dataclasses.replace(self, starts=(at[0] + q_start, at[1] + kv_start))
 
@@ -62,14 +62,14 @@ _WHAT = {
 
 
 def check_rules(rules: Sequence[Rule], query: jax.Array, key: jax.Array) -> None:
-    """Refuses arrays of other sizes than the call's, of which the nearest element would be read."""
+    """Refuses arrays of other sizes than the call's: indices outside them would be clamped silently."""
     sizes = dict(zip("bqh", query.shape, strict=False)) | {"k": key.shape[1]}
     for rule in rules:
         of_arrays = {"mask": ["bhqk"], "segments": ["bq", "bk"], "types": ["bq", "bk"], "union": ["bq", "bk"]}
         for array, letters in zip(rule.arrays, of_arrays.get(rule.kind, ["b"]), strict=False):
             for letter, size in zip(letters, array.shape, strict=True):
                 is_shared = letter in "bh" and size == 1
-                is_of_whole = letter in "qk" and bool(rule.starts)  # of which the call has a part
+                is_of_whole = letter in "qk" and bool(rule.starts)  # whether the call has only a part of it
                 if size != sizes[letter] and not is_shared and not is_of_whole:
                     raise InvalidArgumentError(
                         f"mask_info's {_WHAT[rule.kind]} is {described(array)}; expected "
@@ -78,7 +78,7 @@ def check_rules(rules: Sequence[Rule], query: jax.Array, key: jax.Array) -> None
 
 
 def keeps_by(rules: tuple[Rule, ...]) -> Keep | None:
-    """All conditions as one function of (b, h, q, kv), or None."""
+    """All conditions combined into one function of (b, h, q, kv), or None."""
     if not rules:
         return None
 
@@ -93,7 +93,7 @@ def keeps_by(rules: tuple[Rule, ...]) -> Keep | None:
 
 
 def both(one: Keep | None, other: Keep | None) -> Keep | None:
-    """What both keep."""
+    """A function that keeps what both keep."""
     if one is None or other is None:
         return other if one is None else one
     return lambda b, h, q, kv: one(b, h, q, kv) & other(b, h, q, kv)

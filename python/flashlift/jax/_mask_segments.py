@@ -13,7 +13,7 @@ from flashlift.jax._mask_rules import Keep
 
 
 def padding(kept: jax.Array) -> jax.Array:
-    """Segment ids: 0, and -1 for padding."""
+    """Segment ids for padding: 0 for positions that are kept, and -1 for padding."""
     return jnp.where(kept, 0, -1).astype(jnp.int32)
 
 
@@ -23,7 +23,7 @@ def plane_of(keep: Keep, of_q: jax.Array, of_kv: jax.Array) -> jax.Array:
 
 
 def positions(ids: jax.Array, of_padding: int) -> jax.Array:
-    """How many positions of the same segment stand before one, without a gap."""
+    """For each position, the number of positions of the same segment directly before it."""
     at = jnp.arange(ids.shape[1], dtype=jnp.int32)
     is_first = jnp.concatenate([jnp.full_like(ids[:, :1], True, bool), ids[:, 1:] != ids[:, :-1]], axis=1)
     first = jax.lax.cummax(jnp.where(is_first, at, 0), axis=1)
@@ -44,7 +44,7 @@ def ends_of(ids: jax.Array, segments: int) -> jax.Array:
 
 
 def bounds_of(kept: jax.Array) -> jax.Array:
-    """The first position that is kept and the one behind the last, of each batch: [start, end, start, end, ...]."""
+    """For each batch, the first kept position and the position after the last: [start, end, start, end, ...]."""
     start, end = jnp.argmax(kept, 1), kept.shape[1] - jnp.argmax(kept[:, ::-1], 1)
     return jnp.where(kept.any(1)[:, None], jnp.stack([start, end], 1), 0).reshape(-1).astype(jnp.int32)
 

@@ -32,7 +32,7 @@ _VARIES = {"pvary", "pcast"}  # within shard_map
 _SAME = {"broadcast_in_dim", "reshape", "squeeze", "copy", "copy_p", "expand_dims"} | _VARIES
 _CALLS = {"pjit", "jit", "closed_call", "core_call", "remat", "checkpoint"}
 _CUSTOM = {"custom_jvp_call", "custom_vjp_call"}  # calls with a gradient of their own
-# What JAX raises where Python or numpy asks a traced number for its value.
+# The errors of JAX if Python or numpy need the value of a traced number.
 _NEEDS_VALUES = (
     jax.errors.ConcretizationTypeError,
     jax.errors.TracerArrayConversionError,
@@ -40,7 +40,7 @@ _NEEDS_VALUES = (
 )
 _OF_JAX = str(Path(jax.__file__).parent)
 _MAX_STEPS = 256  # of a loop, which is unrolled
-# JAX's primitives that are an operation of another name.
+# JAX's primitives that are operations with another name.
 _OF_OTHER_NAMES = {
     "add_any": "add", "logistic": "sigmoid", "erf_inv": "erfinv", "shift_left": "shl", "shift_right_arithmetic": "shr",
     "shift_right_logical": "ushr",
@@ -56,7 +56,7 @@ _ROUNDINGS = {"bfloat16": "round_bf16", "float16": "round_f16"}
 
 @functools.cache
 def _operations() -> dict[str, str]:
-    """The operations that JAX's primitives are, by the primitives' names, from the table of operations."""
+    """The operations that correspond to JAX's primitives, by the primitives' names, from the table of operations."""
     kinds = ("arithmetic", "integer", "bits", "function", "comparison", "predicate")
     rows = json.loads(core().flashlift_operations())
     return {row["name"]: row["name"] for row in rows if row["kind"] in kinds} | _OF_OTHER_NAMES
@@ -77,14 +77,15 @@ class _Value:
 
 @dataclasses.dataclass(frozen=True)
 class _Row:
-    """Scalars beside each other."""
+    """A row of scalars."""
 
     items: tuple[Any, ...]
 
 
 @dataclasses.dataclass(frozen=True)
 class _View:
-    """Part of an array: an index, or None, for each of its dimensions, and of which each own dimension is."""
+    """Part of an array: for each dimension of the array an index or None, and for each dimension of the view the
+    array's dimension."""
 
     array: Any
     indices: tuple[str | None, ...]
@@ -94,14 +95,15 @@ class _View:
 def trace_mods(
     score_mod: Callable[..., Any] | None, mask_mod: Callable[..., Any] | None, sizes: Mapping[str, Any]
 ) -> list[Traced]:
-    """Those that were given. sizes: a problem's, of which jax.export may not know some yet."""
+    """Traces the mods that were given. sizes: those of a problem; with jax.export, some may be unknown."""
     named = {"batch": sizes["batch"], "heads": sizes["q_heads"], "q_len": sizes["q_len"], "kv_len": sizes["kv_len"]}
     given = (("score_mod", score_mod), ("mask_mod", mask_mod))
     return [_trace(kind, function, named) for kind, function in given if function is not None]
 
 
 def counted_from(kind: str, function: Callable[..., Any], first: Sequence[Any]) -> Callable[..., Any]:
-    """The function for a part that begins at this batch and this head of the whole; None where it begins with it."""
+    """The function for a part that starts at this batch and this head of the whole; None if the part starts where the
+    whole does."""
     shifts = [(_INPUTS[kind].index(name), one) for name, one in zip("bh", first, strict=True) if one is not None]
 
     def run(*inputs: Any) -> Any:
@@ -114,11 +116,11 @@ def counted_from(kind: str, function: Callable[..., Any], first: Sequence[Any]) 
 
 
 def capped_before(score_mod: Callable[..., Any], cap: float) -> Callable[..., Any]:
-    """The function of capped scores."""
+    """The function applied to capped scores."""
     if callable(score_mod):
         _check_takes("score_mod", score_mod)
     else:
-        return score_mod  # which is refused when it is traced
+        return score_mod  # it is refused when it is traced
 
     def run(score: Any, b: Any, h: Any, q: Any, kv: Any) -> Any:
         return score_mod(cap * jnp.tanh(score / cap), b, h, q, kv)
@@ -165,7 +167,7 @@ def _jaxpr_of(kind: str, function: Callable[..., Any], scalars: Sequence[Any]) -
 
 
 def _is_of_sharding(error: Exception) -> bool:
-    """JAX has no public name for most of these."""
+    """Whether a primitive belongs to JAX's sharding. JAX has no public names for most of these."""
     text = str(error)
     return type(error).__name__ == "ShardingTypeError" or "out_sharding" in text or "Explicit" in text
 
@@ -215,7 +217,8 @@ class _Tracing:
         return Traced(f"{self.kind}({declared}) {{ {body} }}", {name: self.captures[name] for name in read})
 
     def _sizes(self, name: str) -> str:
-        """A dimension that is read at a coordinate alone has that coordinate's size, of any part of the whole."""
+        """The sizes of a captured tensor in a problem. A dimension that is read only at one coordinate has that
+        coordinate's size, in every part of the whole."""
         sizes = []
         for axis, size in enumerate(self.captures[name].shape):
             used = {indices[axis] for indices in self.loads[name]}
@@ -223,7 +226,7 @@ class _Tracing:
             if named is not None and size == self.sizes[named]:
                 sizes.append(named)
             else:
-                sizes.append(str(size) if isinstance(size, int) else "?")  # jax.export does not know it yet
+                sizes.append(str(size) if isinstance(size, int) else "?")  # "?": still unknown to jax.export
         return ",".join(sizes)
 
     def _emit(self, operation: str, *operands: str) -> _Value:
@@ -287,14 +290,14 @@ class _Tracing:
         return [self._rounded(self._scalar(name, equation, operands), name, equation.outvars[0].aval.dtype)]
 
     def _stopped(self, value: Any) -> Any:
-        """The same number without a gradient: a program differentiates no integers."""
+        """The same number without a gradient: programs do not differentiate integers."""
         if not isinstance(value, _Value):
             raise UnsupportedError(f"{self.kind} stops the gradient of a row; expected a scalar, or the whole array")
         return self._emit("bitcast_f32", self._emit("bitcast_i32", value.text).text)
 
     def _with_own_gradient(self, equation: Any, operands: list[Any], results: list[Any]) -> list[Any]:
-        """The results, whose slopes are those of jax.custom_jvp and jax.custom_vjp. JAX's own functions have theirs for
-        the sake of numbers, and have the same without."""
+        """The results, with the slopes that jax.custom_jvp and jax.custom_vjp define. JAX's own functions define theirs
+        only for numerical accuracy; their slopes are the same without them."""
         inner = equation.params["call_jaxpr"].jaxpr
         if not self.has_gradient or (inner.debug_info.func_filename or "").startswith(_OF_JAX):
             return results
@@ -307,13 +310,13 @@ class _Tracing:
                 continue
             slope_of = jax.grad(lambda *given, at=at: _bound(equation, given)[at], argnums=floats)
             closed = jax.make_jaxpr(slope_of)(*shapes)
-            self.has_gradient = False  # of the slopes
+            self.has_gradient = False  # of its slopes
             slopes = self.run(closed.jaxpr, closed.consts, operands)
             self.has_gradient = True
             total = self._stopped(result)
             for i, slope in zip(floats, slopes, strict=True):
                 x = _Value(self._text(operands[i]))
-                # x less itself is 0 and has a slope; where x or its slope are infinite it would be no number.
+                # x minus itself is 0 and has a slope. If x or its slope were infinite, it would be NaN.
                 change = self._emit("sub", x.text, self._stopped(x).text)
                 step = self._emit("mul", change.text, self._stopped(_Value(self._text(slope))).text)
                 is_number = self._emit("is_finite", step.text)
@@ -322,12 +325,12 @@ class _Tracing:
         return owned
 
     def _branches(self, branches: Sequence[Any], index: Any, operands: list[Any]) -> list[Any]:
-        """All branches, of which an index chooses."""
+        """All branches, and a selection by an index."""
         results = [self.run(one.jaxpr, one.consts, operands) for one in branches]
         return [self._choice(index, cases) for cases in zip(*results, strict=True)]
 
     def _choice(self, index: Any, cases: Sequence[Any]) -> _Value:
-        """The case of this number; the last one for any larger."""
+        """The case with this number; the last one for any larger number."""
         text = self._text(cases[-1])
         for at in range(len(cases) - 2, -1, -1):
             is_it = self._emit("le", self._text(index), str(at))
@@ -335,7 +338,7 @@ class _Tracing:
         return _Value(text)
 
     def _loop(self, params: Mapping[str, Any], operands: list[Any]) -> list[Any]:
-        """fori_loop and scan of scalars, unrolled."""
+        """Unrolls a fori_loop or scan of scalars."""
         if "ft_in" in params:  # since JAX 0.12
             consts, carried, _ = (len(list(one)) for one in params["ft_in"].unpack())
         else:
@@ -356,7 +359,7 @@ class _Tracing:
             types = equation.invars[0].aval.dtype, equation.outvars[0].aval.dtype
             return _Row(tuple(self._converted(one, *types) for one in row.items))
         texts = [self._text(one) for one in getattr(row, "items", ())]
-        if name == "argmax" and equation.invars[0].aval.dtype == jnp.bool_:  # the first that holds
+        if name == "argmax" and equation.invars[0].aval.dtype == jnp.bool_:  # the index of the first that is true
             first = "0"
             for at in range(len(texts) - 1, -1, -1):
                 first = self._emit("select", texts[at], str(at), first).text
@@ -370,13 +373,14 @@ class _Tracing:
     def _scalar(self, name: str, equation: Any, operands: list[Any]) -> Any:
         if name == "convert_element_type":
             to = equation.outvars[0].aval
-            # What Python's numbers make of a coordinate where JAX has 64 bits: float32 once it meets the score.
+            # With 64 bits, JAX converts a coordinate that is combined with a Python number to a weak float64, which
+            # becomes float32 when it is combined with the score.
             is_weak = to.weak_type and to.dtype == jnp.float64
             return self._converted(
                 operands[0], equation.invars[0].aval.dtype, np.dtype(np.float32) if is_weak else to.dtype
             )
         if name in ("lt", "ge") and getattr(operands[0], "text", "") in _COORDINATES and _is_zero(operands[1]):
-            return np.asarray(name == "ge")  # JAX asks of every index whether it counts from the end
+            return np.asarray(name == "ge")  # JAX tests of every index whether it counts from the end
         if name == "select_n":
             chosen = operands[0]
             if not isinstance(chosen, (_Value, jax.core.Tracer)):
@@ -404,11 +408,11 @@ class _Tracing:
             x = self._text(operands[0])
             exponential, joins = (
                 ("expm1", "sub") if name == "sinh" else ("exp", "add")
-            )  # sinh has few digits by exp near 0
+            )  # by exp, sinh loses precision near 0
             grown, shrunk = (self._emit(exponential, one).text for one in (x, self._emit("neg", x).text))
             return self._emit("mul", self._emit(joins, grown, shrunk).text, "0.5")
         if name in ("lt_to", "le_to") and jnp.issubdtype(equation.invars[0].aval.dtype, jnp.integer):
-            name = name.removesuffix("_to")  # the order of floats with NaN, which integers have none of
+            name = name.removesuffix("_to")  # total order of floats with NaN, which integers do not need
         if name == "erfc":
             return self._emit("sub", "1.0", self._emit("erf", self._text(operands[0])).text)
         if name == "atan":
@@ -424,7 +428,7 @@ class _Tracing:
         )
 
     def _gathered(self, params: Mapping[str, Any], operands: Sequence[Any], aval: Any) -> Any:
-        """jnp.take, and array.at[index].get: one scalar index into one dimension."""
+        """jnp.take, and array.at[index].get, with one scalar index into one dimension."""
         array, index = operands
         numbers, sizes = params["dimension_numbers"], tuple(params["slice_sizes"])
         axis = numbers.start_index_map[0] if len(numbers.start_index_map) == 1 else -1
@@ -456,7 +460,7 @@ class _Tracing:
     def _converted(self, value: Any, from_: Any, to: Any) -> Any:
         if not isinstance(value, _Value):
             return jnp.asarray(value).astype(to)
-        if from_.name == "float64":  # a weak one, see above
+        if from_.name == "float64":  # a weak float64, see above
             from_ = np.dtype(np.float32)
         if from_ == to or {from_.name, to.name} <= {"float32", *_ROUNDINGS}:
             return value
@@ -505,16 +509,17 @@ class _Tracing:
 
 
 def _bound(equation: Any, operands: Sequence[Any]) -> list[Any]:
-    """What JAX makes of an operation on arrays alone, with whatever gradient it has."""
+    """The result of an operation on arrays alone, computed by JAX, with its gradient."""
     found = equation.primitive.get_bind_params(equation.params)
     functions, params = found if isinstance(found, tuple) else ((), found)
-    # Numbers of the function's own stay numbers; a size that jax.export does not know yet has no operands.
+    # Operations on the function's own numbers are evaluated. A size that is still unknown to jax.export has no
+    # operands.
     if operands and all(isinstance(one, np.ndarray) for one in operands):
         if equation.primitive.name in _VARIES:
             return list(operands)
-        if equation.primitive.name == "convert_element_type":  # JAX 0.12 traces it within shard_map even so
+        if equation.primitive.name == "convert_element_type":  # JAX 0.12 traces it within shard_map nevertheless
             return [operands[0].astype(params["new_dtype"])]
-        with jax.core.eval_context():  # jax.ensure_compile_time_eval keeps eager shard_map's tracers
+        with jax.core.eval_context():  # jax.ensure_compile_time_eval would keep eager shard_map's tracers
             results = equation.primitive.bind(*functions, *operands, **params)
         results = jax.tree.map(lambda one: one if _is_key(one) else np.asarray(one), results)
     else:

@@ -24,7 +24,7 @@ Axes = tuple[str, ...]
 
 
 class Kind(Protocol):
-    """One kind of call, hashable: what XLA is asked to split."""
+    """One kind of call, hashable, that XLA may split."""
 
     def letters(self, operands: Sequence[Any]) -> Letters: ...
 
@@ -33,8 +33,7 @@ class Kind(Protocol):
     def run_part(
         self, letters: Letters, counts: Mapping[str, int], plan: Mapping[str, Axes], *parts: jax.Array
     ) -> list[jax.Array]:
-        """The same for one of so many parts of the batches (b) and the heads (h). letters: of the whole; plan: the axes
-        that split them."""
+        """Runs the call on a part. letters: those of the whole; plan: the axes that split batches (b) and heads (h)."""
         ...
 
 
@@ -57,7 +56,7 @@ class Forward:
 
 @dataclasses.dataclass(frozen=True)
 class Backward:
-    """A call's backward pass, which has these gradients."""
+    """The backward pass of a call, with these gradients."""
 
     call: Call
     wanted: tuple[int, ...]
@@ -83,15 +82,15 @@ def run_partitioned(kind: Kind, *operands: jax.Array) -> list[jax.Array]:
 
 
 def is_split(context: Any) -> bool:
-    """Whether what is lowered may be split over several devices."""
+    """Whether the code being lowered may be split over several devices."""
     devices = context.module_context.axis_context
-    # A program for devices that are not known yet has nobody to ask for its parts.
+    # If the devices are still unknown, nothing can compute the parts.
     return getattr(devices, "num_devices", None) != 1 and getattr(devices, "device_assignment", devices) is not None
 
 
 def needs_devices(*primitives: Primitive) -> None:
-    """Has JAX tell the lowering rules of these of the devices. Its set of such primitives has no public name; without
-    it calls of sharded operands are right, and gather them."""
+    """Makes JAX tell these primitives' lowering rules about the devices. JAX's set of such primitives has no public
+    name; without it, calls on sharded operands are still right, but gather them."""
     with contextlib.suppress(ImportError):
         from jax._src.dispatch import prim_requires_devices_during_lowering
 
@@ -107,7 +106,7 @@ def _plan(kind: Kind, mesh: Any, operands: Sequence[Any]) -> dict[str, Axes]:
     letters = kind.letters(operands)
 
     def axes_of(letter: str) -> Axes:
-        """Of the first of the operands that are split so."""
+        """The axes that split a letter, taken from the first operand that is split by it."""
         for array, names in zip(operands, letters.operands, strict=True):
             if letter in names and isinstance(array.sharding, NamedSharding):
                 spec = tuple(array.sharding.spec)
@@ -139,8 +138,8 @@ def _plan(kind: Kind, mesh: Any, operands: Sequence[Any]) -> dict[str, Axes]:
 
 
 def _shares(mesh: Any, heads: Axes, shared: Axes, kv_heads: int) -> tuple[int, int] | None:
-    """How many key-value heads a device holds, and how many devices of those that hold the same ones use the same one.
-    Devices hold consecutive query heads. None: a device would use a part of them."""
+    """How many key-value heads a device holds, and how many of the devices that hold the same ones use the same one.
+    Devices hold consecutive query heads. None if a device would use only some of the key-value heads that it holds."""
     held, holders = kv_heads // _count(mesh, shared), _count(mesh, heads[len(shared) :])
     if holders == 1:
         return held, 1
@@ -163,8 +162,8 @@ def _partition(kind: Kind, mesh: Any, operands: Sequence[Any], _: Any) -> tuple[
     plan = _plan(kind, mesh, operands)
     counts = {letter: _count(mesh, axes) for letter, axes in plan.items()}
     held, alike = _shares(mesh, plan["h"], plan["k"], letters.sizes(operands)["k"]) or (1, 1)
-    further = plan["h"][len(plan["k"]) :]  # the axes whose devices hold the same key-value heads
-    is_chosen = bool(further) and held > 1  # of several, of which each device uses one
+    further = plan["h"][len(plan["k"]) :]  # the axes whose devices have the same key-value heads
+    is_chosen = bool(further) and held > 1  # each device uses one of several heads
 
     def run(*parts: jax.Array) -> tuple[jax.Array, ...]:
         own = list(parts)
@@ -180,11 +179,11 @@ def _partition(kind: Kind, mesh: Any, operands: Sequence[Any], _: Any) -> tuple[
                     at, one = names.index("k"), results[i]
                     whole = jnp.zeros((*one.shape[:at], held, *one.shape[at + 1 :]), one.dtype)
                     results[i] = jax.lax.dynamic_update_slice_in_dim(whole, one, head, at)
-        # What several devices read, each of them has a share of the gradient of.
+        # If several devices read an operand, each computes a part of its gradient.
         return tuple(_summed(one, names, plan) for one, names in zip(results, letters.results, strict=True))
 
     def run_alone(*parts: jax.Array) -> tuple[jax.Array, ...]:
-        # Operations would get types of the caller's mesh, with shardings that no part has.
+        # Otherwise operations would have types of the caller's mesh, with shardings that no part has.
         with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())):
             return run(*parts)
 
@@ -195,8 +194,8 @@ def _partition(kind: Kind, mesh: Any, operands: Sequence[Any], _: Any) -> tuple[
 def _of_part(
     call: Call, letters: Letters, counts: Mapping[str, int], plan: Mapping[str, Axes], parts: Sequence[jax.Array]
 ) -> tuple[Call, list[jax.Array], Callable[[int], int]]:
-    """The call of a part, which counts batches and heads, and leaves out keys, as the whole does; its operands, and
-    where each of the given ones is among them."""
+    """The call of a part, with batch and head indices and dropped keys as in the whole; its operands; and the position
+    of each given operand among them."""
     operands = list(parts)
     sizes = call.axes(parts[0])
     if call.seed is not None:
@@ -227,9 +226,9 @@ def _infer(kind: Kind, mesh: Any, operands: Sequence[Any], _: Any) -> tuple[Name
 
 
 def _rule(kind: Kind, mesh: Any, operands: Sequence[Any], _results: Any) -> tuple[str, dict[str, Any]]:
-    """Batches may be split, and query heads as groups of those that share a key-value head; all else must be whole.
-    Where an axis of the mesh has more devices than there are key-value heads for, Shardy would split these by a part of
-    it, which JAX cannot express: query heads and key-value heads are then split each as they are."""
+    """Batches may be split, and query heads in groups that share a key-value head; all other dimensions must be whole.
+    If an axis of the mesh has more devices than there are key-value heads, Shardy would split these by a part of the
+    axis, which JAX cannot express: then query heads and key-value heads are each split separately."""
     letters = kind.letters(operands)
     sizes = letters.sizes(operands)
     q_heads, kv_heads = sizes["h"], sizes["k"]
@@ -238,7 +237,7 @@ def _rule(kind: Kind, mesh: Any, operands: Sequence[Any], _results: Any) -> tupl
     names = {letter: f"batch{letter}" for letter in BATCHES} | {"h": "(heads group)" if is_grouped else "heads"}
     if kv_heads > 1:
         names["k"] = "heads" if is_grouped or kv_heads == q_heads else "shared"
-    whole: list[str] = []  # in the order in which they are met, as Shardy wants them
+    whole: list[str] = []  # in the order of their occurrence, as Shardy requires
 
     def factor(letter: str) -> str:
         if letter in names and not {"b" if letter in BATCHES else "h"} & letters.fixed:

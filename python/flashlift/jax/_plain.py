@@ -12,7 +12,7 @@ from flashlift.jax._program import evaluate, parse
 
 
 def plain(call: Call, *operands: jax.Array) -> list[jax.Array]:
-    """What the call gives."""
+    """Computes the results of the call in plain JAX."""
     if "dropout" in call.problem.words:
         raise UnsupportedError(
             "forward-mode and second derivatives of attention with dropout were asked for; expected reverse mode, once:"
@@ -38,7 +38,7 @@ def plain(call: Call, *operands: jax.Array) -> list[jax.Array]:
     kept &= scores != -jnp.inf
     sinks = None if call.sinks is None else operands[call.sinks]
 
-    # A row without keys has no largest score; what is subtracted is then 0.
+    # A row without keys has no largest score; then 0 is subtracted.
     largest = jnp.max(jnp.where(kept, scores, -jnp.inf), axis=-1, keepdims=True, initial=-jnp.inf)
     if sinks is not None:
         of_heads = jnp.broadcast_to(jnp.max(sinks, axis=-1), (q.shape[1],))[None, :, None, None]
@@ -65,7 +65,8 @@ def plain(call: Call, *operands: jax.Array) -> list[jax.Array]:
 
 
 def plain_gradients(call: Call, wanted: Sequence[int], *operands: jax.Array) -> list[jax.Array]:
-    """What Call.run_backward gives. The results among the operands are computed anew."""
+    """Computes the gradients of Call.run_backward in plain JAX. Recomputes the forward results that are among the
+    operands."""
     results = 2 if call.with_lse else 1
     own, d_results = operands[: -2 * results], operands[-results:]
 

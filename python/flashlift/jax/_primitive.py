@@ -33,7 +33,7 @@ def attend(call: Call, *operands: jax.Array) -> tuple[jax.Array, ...]:
     return tuple(checkpoint_name(one, name) for one, name in zip(results, ("flashlift_out", "flashlift_lse")))  # noqa: B905
 
 
-# --- what they give ---
+# --- results ---
 
 
 def _of_forward(*operands: Any, call: Call) -> list[Any]:
@@ -75,7 +75,7 @@ def _plain_tangent(call: Call, wanted: tuple[int, ...], *operands: jax.Array) ->
 
 def _differentiate(primals: Sequence[Any], tangents: Sequence[Any], *, call: Call) -> tuple[list[Any], list[Any]]:
     if "unnormalized" in call.problem.words:
-        # The largest score of a row has a gradient, too, and no kernel says which one it is.
+        # The largest score of a row has a gradient, too, but no kernel reports which score it is.
         _warn_of_plain_maths("derivatives of unnormalized outputs")
         return _by_plain_maths(functools.partial(plain, call), primals, tangents)
     wanted = tuple(i for i, one in enumerate(tangents) if not isinstance(one, ad.Zero))
@@ -99,7 +99,7 @@ def _transpose(cotangents: Sequence[Any], *given: Any, call: Call, wanted: tuple
 
 
 def _by_plain_maths(function: Callable[..., list[Any]], primals: Any, tangents: Any) -> tuple[list[Any], list[Any]]:
-    """jax.jvp by those primals that have a tangent."""
+    """jax.jvp with respect to the primals that have a tangent."""
     moved = [i for i, one in enumerate(tangents) if not isinstance(one, ad.Zero)]
 
     def of_moved(*given: Any) -> list[Any]:
@@ -171,7 +171,7 @@ def _batch_backward(operands: Any, dims: Any, *, call: Call, wanted: tuple[int, 
         at = folded.of_gradients[i]
         one = gradient if at is None else unfold(gradient, at, folded)
         shape = own[i].shape if dims[i] is None else own[i].shape[: dims[i]] + own[i].shape[dims[i] + 1 :]
-        if at is not None and shape[at] == 1:  # what broadcast over the batches of one call
+        if at is not None and shape[at] == 1:  # was broadcast over the batches of one call
             one = one.sum(axis=at + 1, keepdims=True)
         unfolded.append(one)
         out_dims.append(at or 0)
@@ -212,7 +212,7 @@ def _define(primitive: Primitive, abstract: Any, jvp: Any, batch: Any, lowering:
         return primitive.bind(*operands, **dict(params))
 
     def run_alone(*operands: Any, **params: Any) -> Any:
-        with jax.disable_jit(False):  # where it is disabled, run would lead back here
+        with jax.disable_jit(False):  # with jit disabled, run would call itself
             return run(tuple(params.items()), *operands)
 
     primitive.def_impl(run_alone)

@@ -16,7 +16,8 @@ COORDINATES = ("b", "h", "q", "kv")
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """One line: a name for what an operation gives, of operands, or of an element of a captured tensor."""
+    """One line of a program: a name for the result of an operation on operands, or for an element of a captured
+    tensor."""
 
     name: str
     operation: str
@@ -95,7 +96,7 @@ def _rounded(dtype: Any) -> Callable[[jax.Array], jax.Array]:
     return lambda x: x.astype(dtype).astype(jnp.float32)
 
 
-# Operations that are no function of jax.numpy or jax.lax by their own name.
+# Operations that are not a function of jax.numpy or jax.lax with the same name.
 _OPERATIONS: dict[str, Callable[..., jax.Array]] = {
     "sub": jnp.subtract,
     "mul": jnp.multiply,

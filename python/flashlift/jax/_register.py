@@ -9,7 +9,7 @@ from flashlift._library import load
 TARGET = "flashlift.attention"
 BACKWARD_TARGET = "flashlift.attention_backward"
 
-# The handlers: the target's name, JAX's name of the platform, and what its symbols are called.
+# The handlers: the target's name, JAX's name of the platform, and the prefix of its symbols.
 _HANDLERS = (
     (TARGET, "cpu", "flashlift_xla_attention"),
     (TARGET, "CUDA", "flashlift_xla_attention_cuda"),

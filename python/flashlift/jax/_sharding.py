@@ -12,10 +12,11 @@ from flashlift.jax._arguments.values import short
 
 
 def by_types(run: Callable[..., Any], layout: str, operands: Sequence[jax.Array], with_lse: bool) -> Any:
-    """run(*operands), whose results have types, as operands do, where a mesh of explicit axes splits them: of batches
-    and heads as the query's. Within run XLA splits by these axes, for which calls have a rule.
+    """Calls run(*operands). If a mesh of explicit axes splits the operands, batches and heads of the results get the
+    query's sharding as part of their types. Within run, XLA splits by these axes, for which calls have a rule.
 
-    layout: of query, key and value, the first operands. What vmap maps over may be split, too, and does not show.
+    layout: that of query, key and value, the first operands. A dimension that vmap maps over may be split too, which is
+    not visible here.
     """
     mesh = next(filter(None, map(_explicit_mesh, operands)), None)
     if mesh is None:
@@ -41,7 +42,7 @@ def by_types(run: Callable[..., Any], layout: str, operands: Sequence[jax.Array]
 
 
 def _explicit_mesh(array: jax.Array) -> Any:
-    """Of concrete arrays their own, with its devices."""
+    """The mesh of explicit axes; for concrete arrays their own mesh, with its devices."""
     mesh = jax.typeof(array).sharding.mesh
     if AxisType.Explicit not in mesh.axis_types:
         return None
@@ -49,15 +50,16 @@ def _explicit_mesh(array: jax.Array) -> Any:
 
 
 def whole(array: jax.Array) -> jax.Array:
-    """The array as one that a traced position can index: those that a mesh of explicit axes splits have none."""
+    """The array in a form that a traced position can index, which is not possible if a mesh of explicit axes splits
+    it."""
     sharding = jax.typeof(array).sharding
     is_split = any(sharding.spec) and AxisType.Explicit in sharding.mesh.axis_types
     return jax.reshard(array, NamedSharding(sharding.mesh, PartitionSpec())) if is_split else array
 
 
 def first_of_part(axes: Mapping[str, Any], sizes: Mapping[str, int]) -> tuple[Any, Any]:
-    """Within a mesh: where this device's batches and heads begin, by "b" and "h" the axes that split them, and the
-    part's sizes; None where nothing does."""
+    """Within a mesh: the first batch and the first head of this device's part; None for what is not split. axes, sizes:
+    for "b" and "h", the axes that split them, and the part's sizes."""
     b, h = (jax.lax.axis_index(axes[one]) * sizes[one] if axes[one] else None for one in "bh")
     return b, h
 
@@ -79,9 +81,9 @@ def check_specs(
     operands: Mapping[str, Any],
     positional: Sequence[str],
 ) -> None:
-    """Refuses specs by which a device would compute something else than its part of the whole.
+    """Refuses specs with which a device would compute something other than its part of the whole.
 
-    specs, operands: by name; positional: the arguments that came which count queries from the first one.
+    specs, operands: by name; positional: the given arguments that number queries from the first one.
     """
 
     if not isinstance(mesh, (jax.sharding.Mesh, jax.sharding.AbstractMesh)):

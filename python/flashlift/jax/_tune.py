@@ -49,7 +49,7 @@ def tune(
 
 
 def _calls(module: Any) -> dict[tuple[str, bool, str], None]:
-    """The problem of each call, whether it is a backward one, and its layout; each once, in order."""
+    """For each call: the problem, whether it is a backward pass, and its layout. Each appears once, in order."""
     calls: dict[tuple[str, bool, str], None] = {}
 
     def visit(operation: Any) -> None:

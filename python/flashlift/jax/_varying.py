@@ -9,9 +9,9 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 
 def vary_together(operands: Sequence[jax.Array]) -> tuple[jax.Array, ...]:
-    """Within shard_map: all operands made to vary over the mesh's axes that any of them varies over.
+    """Within shard_map: makes all operands vary over every mesh axis that any of them varies over.
 
-    JAX then sums the gradient by an operand over the axes that it did not vary over.
+    JAX then sums the gradient with respect to an operand over the axes that the operand did not vary over.
     """
     axes = _varying_axes(operands)
     missing = [tuple(axis for axis in axes if axis not in _varying_axes([one])) for one in operands]
@@ -23,11 +23,11 @@ def vary_together(operands: Sequence[jax.Array]) -> tuple[jax.Array, ...]:
 def result_type(
     shape: Sequence[int], dtype: jax.typing.DTypeLike, operands: Sequence[jax.Array]
 ) -> jax.ShapeDtypeStruct:
-    """The type of a result that varies over the axes that the operands vary over."""
+    """The type of a result, which varies over the axes that the operands vary over."""
     axes = _varying_axes(operands)
     if not axes:
         return jax.ShapeDtypeStruct(shape, dtype)
-    # The mesh is the operands': where JAX lowers a primitive, no other is known.
+    # The operands' mesh: where JAX lowers a primitive, no other mesh is known.
     mesh = next(jax.typeof(one).sharding.mesh for one in operands if _varying_axes([one]))
     sharding = NamedSharding(mesh, PartitionSpec())
     if not hasattr(jax.sharding, "ManualAxisType"):  # before JAX 0.10.1
@@ -49,7 +49,7 @@ def result_aval(shape: Sequence[Any], dtype: jax.typing.DTypeLike, operands: Seq
 
 
 def _varying_axes(operands: Sequence[jax.Array]) -> tuple[str, ...]:
-    """Their names in a fixed order."""
+    """The names of the axes in a fixed order."""
     axes: set[str] = set()
     for one in operands:
         kind = one if isinstance(one, jax.core.ShapedArray) else jax.typeof(one)

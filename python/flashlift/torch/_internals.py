@@ -57,7 +57,8 @@ COMPOSITE = _C.DispatchKey.CompositeExplicitAutograd
 BELOW_AUTOGRAD = _C._AutoDispatchBelowAutograd
 RecordFunction = _C._profiler._RecordFunctionFast
 
-# Modes, whose stack sees each operation; what makes a graph is one of two, or the older tracer of torch.jit.
+# Modes are on a stack and see each operation. A graph is traced by one of two modes, or by the older tracer of
+# torch.jit.
 count_of_modes = _C._len_torch_dispatch_stack
 disable_modes = _disable_current_modes
 _get_tracing_state = _C._get_tracing_state
@@ -69,24 +70,25 @@ are_transforms_active = _C._are_functorch_transforms_active
 disable_transforms = _C._DisableFuncTorch
 is_wrapped_by_transform = _C._functorch.is_functorch_wrapped_tensor
 
-# Of a device's number; where torch is built for GPUs.
+# Take a device's number; only available if torch is built for GPUs.
 current_raw_stream: Any = getattr(_C, "_cuda_getCurrentRawStream", None)
 current_device: Any = getattr(_C, "_cuda_getDevice", None)
-# Of tuples of sizes and strides, and a dtype: what compiled graphs call, in half the time of torch.empty_strided.
+# Take tuples of sizes and strides, and a dtype. Compiled graphs call these functions, which take half the time of
+# torch.empty_strided.
 empty_on_current_gpu: Any = getattr(_C._dynamo.guards, "_empty_strided_cuda", None)
 empty_on_cpu: Any = getattr(_C._dynamo.guards, "_empty_strided_cpu", None)
 
-# DLPack's C exchange interface, which 2.10 has.
+# DLPack's C exchange interface, available since 2.10.
 DLPACK_EXCHANGE: Any = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
 
 set_grad_enabled = _C._set_grad_enabled
 to_dlpack = _C._to_dlpack
 unsafe_index = torch.ops.aten._unsafe_index
 
-# What PyTorch puts around the mask_mod of a BlockMask, where it does.
+# The wrapper that some versions of PyTorch put around the mask_mod of a BlockMask.
 MASK_MOD_WRAPPER: Any = getattr(_flex_attention, "_MaskModWrapper", None)
-# What BlockMask.__getitem__ puts in the place of the mask_mod that it forgets. PyTorch 2.9 puts one that keeps
-# everything, and does not tell.
+# BlockMask.__getitem__ does not keep the mask_mod and puts this in its place. PyTorch 2.9 silently uses a mask_mod that
+# keeps everything instead.
 sliced_mask_mod_error: Any = _flex_attention._sliced_mask_mod_error if VERSION >= (2, 10) else None
 
 
@@ -104,8 +106,8 @@ _PLAIN_KEYS = _bits(
 
 
 def is_seen_by_kernel_alone(keys: Any) -> bool:
-    """Whether the dispatch keys of a call, those of its tensors and of the thread, leave nothing between autograd and
-    the kernel: no mode, transform, subclass, lazy negation or tracer."""
+    """Whether the dispatch keys of a call, from its tensors and from the thread, show that nothing stands between
+    autograd and the kernel: no mode, transform, subclass, lazy negation or tracer."""
     return keys.raw_repr() & ~_PLAIN_KEYS == 0
 
 
@@ -118,12 +120,12 @@ def is_making_graph() -> bool:
 
 
 def forward_mode_level() -> int:
-    """Below 0 outside of forward mode."""
+    """The current level of forward-mode differentiation; below 0 if there is none."""
     return torch.autograd.forward_ad._current_level
 
 
 def decompositions() -> Any:
-    """Of operations into others: a large module, which few mods need."""
+    """PyTorch's decompositions of operations into others. Imported on demand: a large module, which few mods need."""
     from torch._decomp import decomposition_table
 
     return decomposition_table
@@ -137,7 +139,8 @@ def clear_transforms() -> Any:
 
 
 def differentiable(operator: Any, backward: Any, setup_context: Any = None) -> Any:
-    """What torch.library.register_autograd registers for the operator; its first argument is a set of dispatch keys."""
+    """The function that torch.library.register_autograd registers for the operator; its first argument is a set of
+    dispatch keys."""
     from torch._library.autograd import Info, make_autograd_impl
 
     return make_autograd_impl(operator, Info(backward, setup_context))
@@ -148,14 +151,14 @@ def is_inductor_loaded() -> bool:
 
 
 def calls_by_name(operator: Any, name: str) -> None:
-    """Has graphs that Inductor makes from now on, in Python, call what has this name where they would call the
+    """Makes graphs that Inductor generates from now on, in Python, call the function of this name instead of the
     operator."""
     from torch._inductor import lowering
     from torch._inductor.virtualized import V
     from torch._library.utils import get_layout_constraint_tag
     from torch.utils._pytree import tree_leaves
 
-    # As Inductor itself does for an operator that it does not know.
+    # Like Inductor's own handling of an unknown operator.
     lowering.make_fallback(operator, lowering.tag_to_layout_constraint(get_layout_constraint_tag(operator)), warn=False)
     fallback = lowering.lowerings[operator]
 
@@ -167,7 +170,7 @@ def calls_by_name(operator: Any, name: str) -> None:
                 part = one.data.data
                 (kernel,) = part.inputs
                 kernel.python_kernel_name = name
-                V.graph.unaligned_buffers.discard(part.get_name())  # it is memory of its own
+                V.graph.unaligned_buffers.discard(part.get_name())  # it has memory of its own
         return results
 
     lowering.lowerings[operator] = lower

@@ -79,9 +79,9 @@ def attention_mask(
     """
     from transformers.masking_utils import causal_mask_function, prepare_padding_mask
 
-    # Not `or`: torch 2.9 takes no function for a boolean.
+    # Not `or`, because torch 2.9 cannot convert a function to a boolean.
     positions: Callable = causal_mask_function if mask_function is None else mask_function
-    # A static cache counts its tokens in place, before the layer runs that reads this mask.
+    # A static cache counts its tokens in place, before the layer that reads this mask runs.
     q_offset, kv_offset = (one.clone() if isinstance(one, torch.Tensor) else one for one in (q_offset, kv_offset))
     shape = (batch_size, 1, q_length, kv_length)
     if attention_mask is None or _keeps_all(attention_mask, kv_length + kv_offset):
@@ -90,7 +90,7 @@ def attention_mask(
             return positions(b, h, q + q_offset, kv + kv_offset)
 
         return Mask(mask_mod, shape)
-    offset: Any = kv_offset  # transformers takes a tensor too
+    offset: Any = kv_offset  # transformers accepts a tensor, too
     padding = prepare_padding_mask(attention_mask, kv_length, offset)
     assert padding is not None, "there is a mask"
     keep = padding.bool()
@@ -102,7 +102,7 @@ def attention_mask(
 
 
 def _keeps_all(attention_mask: torch.Tensor, length: int | torch.Tensor) -> bool:
-    """Whether there is no padding. In a graph that is not known: it runs for other masks too."""
+    """Whether there is no padding. Inside a graph this is unknown, because the graph runs for other masks too."""
     if torch.compiler.is_compiling() or makes_graph() or not are_readable([attention_mask]):
         return False
     return bool(attention_mask.shape[-1] >= length) and bool(attention_mask.all())

@@ -1,4 +1,4 @@
-// flashlift_stablehlo.h. In a folder of its own, since it goes into the library that carries MLIR.
+// flashlift_stablehlo.h. It has a folder of its own, because it is part of the library that contains MLIR.
 #include <memory>
 #include <string_view>
 

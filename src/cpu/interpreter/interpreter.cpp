@@ -15,16 +15,16 @@ namespace flashlift::cpu {
 namespace {
 
 constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
-// e to it is less than kLeastProbability, and a normal number.
+// e to this is a normal number smaller than kLeastProbability.
 constexpr float kLeastExponent = -87.1f;
 
-// One program, and which of the problem's captured tensors are its own.
+// A program, and the indices of its captured tensors in the problem.
 class BoundProgram {
  public:
   BoundProgram(const Problem& problem, Program program) : program_(std::move(program)) {
     for (const Capture& capture : program_.captures) {
       const auto found = std::ranges::find(problem.captures, capture.name, &Capture::name);
-      places_.push_back(static_cast<size_t>(found - problem.captures.begin()));  // verify(problem) has found each name
+      places_.push_back(static_cast<size_t>(found - problem.captures.begin()));  // verify(problem) checked the name
     }
   }
 
@@ -34,7 +34,7 @@ class BoundProgram {
     for (size_t i = 0; i < places_.size(); ++i) {
       const CaptureView& given = captures[places_[i]];
       TensorView& view = views[i];
-      view.data = const_cast<void*>(given.data);  // only read
+      view.data = const_cast<void*>(given.data);  // it is never written
       view.dtype = program_.captures[i].dtype;
       view.rank = static_cast<int>(program_.captures[i].shape.size());
       std::copy_n(given.sizes, kMaxRank, view.sizes.begin());
@@ -47,7 +47,7 @@ class BoundProgram {
   std::vector<size_t> places_;
 };
 
-// A program in one call.
+// A program with the arguments of one call.
 class Run {
  public:
   Run(const BoundProgram& program, const CaptureView* captures)
@@ -61,7 +61,7 @@ class Run {
   float real(ValueId id) const { return static_cast<float>(interpreter_.real(id)); }
   const BoundProgram& program() const { return program_; }
 
-  // Where a load went in the last run, in elements of a tensor of these sizes and strides.
+  // The element that a load read in the last run, as an offset in a tensor with these sizes and strides.
   int64_t offset(const Node& load, const CaptureView& tensor) const {
     int64_t offset = 0;
     for (size_t d = 0; d < load.operands.size(); ++d) {
@@ -135,8 +135,8 @@ class InterpretedScore : public CompiledScore {
   std::optional<BoundProgram> mask_;
 };
 
-// The sum that one load adds to its tensor's gradient: in f64 while it goes to the same element, as it does along a row
-// if its indices do not depend on the key.
+// A sum of one load's contributions to its tensor's gradient. It is accumulated in f64 as long as the element is the
+// same, which is so along a row if the load's indices do not depend on the key.
 struct PendingSum {
   float* to = nullptr;
   double sum = 0;
@@ -176,7 +176,7 @@ class InterpretedGradient : public CompiledGradient {
     return static_cast<const InterpretedGradient&>(*arguments.scores.code);
   }
 
-  // Adds ds times each load's weight to the captured tensors' gradients.
+  // Adds ds times the weight of each load to the captured tensors' gradients.
   void add_captured(const Run& score, const GradientArguments& arguments, float ds,
                     std::vector<PendingSum>& sums) const {
     for (size_t i = 0; i < derivative_->loads.size(); ++i) {
@@ -217,7 +217,7 @@ class InterpretedGradient : public CompiledGradient {
           p = exponential < least ? 0.0f : exponential * state.factor;
         }
         float d_score = 0;
-        if (p != 0) {  // a masked element's weights may be infinite
+        if (p != 0) {  // the weights of a masked element may be infinite
           const float ds = p * (ds_row[c] - state.delta);
           d_score = score ? ds * score->real(derivative_->d_score) : ds;
           if (score) {

@@ -1,4 +1,5 @@
-// Score and mask programs run one score at a time, as the compiled ones do: for processors and builds without LLVM.
+// Runs score and mask programs one score at a time, with the same interface as compiled ones, on processors and in
+// builds without LLVM.
 #pragma once
 
 #include <memory>
@@ -8,7 +9,7 @@
 
 namespace flashlift::cpu {
 
-// As compile_score() and compile_gradient(), which they stand for. Calls allocate a little memory.
+// Replace compile_score() and compile_gradient(). Their functions allocate a little memory in each call.
 std::shared_ptr<const CompiledScore> interpret_score(const Problem& problem, Isa isa);
 std::shared_ptr<const CompiledGradient> interpret_gradient(const Problem& problem, Isa isa,
                                                            const std::vector<bool>& wants_gradient);

@@ -29,10 +29,10 @@ Error llvm_error(llvm::Error error, const char* what) {
   return internal_error("LLVM could not {}: {}", what, llvm::toString(std::move(error)));
 }
 
-// What LLVM tells a session and not its caller; by itself it prints that on stderr.
+// Collects the errors that LLVM reports to a session instead of the caller, and would otherwise print to stderr.
 class SessionErrors {
  public:
-  // Held by the session too, which may outlive who asks.
+  // The session shares ownership, because it may outlive the caller.
   static std::shared_ptr<SessionErrors> of(llvm::orc::ExecutionSession& session) {
     auto errors = std::make_shared<SessionErrors>();
     session.setErrorReporter([errors](llvm::Error error) { errors->add(std::move(error)); });
@@ -73,7 +73,8 @@ size_t count_nodes(const Problem& problem) {
   return nodes;
 }
 
-// LLVM ends the process where it gets no memory. So what a compile takes is asked for before, and given back to it.
+// LLVM aborts the process if an allocation fails. This check therefore allocates the memory that a compile needs, and
+// frees it again for LLVM.
 Status check_memory(const Problem& problem) {
   constexpr size_t kOfAll = size_t{32} << 20;
   constexpr size_t kOfANode = size_t{32} << 10;
@@ -84,8 +85,8 @@ Status check_memory(const Problem& problem) {
                            : internal_error("not enough memory to compile: it takes up to {} MiB", bytes >> 20);
 }
 
-// LLVM recurses from an operation to its operands, several calls for each node of a long program. Few nodes fit any
-// stack; more get a stack of their own.
+// LLVM recurses from an operation to its operands, with several calls for each node of a long program. A program with
+// few nodes fits any stack; a larger one is compiled on a stack of its own.
 template <typename Compile>
 auto with_stack(const Problem& problem, const Compile& compile) -> decltype(compile()) {
   constexpr size_t kFewNodes = 128;
@@ -108,8 +109,8 @@ class OrcGradient : public CompiledGradient {
 };
 
 llvm::Expected<llvm::orc::JITTargetMachineBuilder> target_machine(Isa isa, const llvm::Module& module) {
-  // The time that LLVM's register allocator takes grows with the square of a program's length: 17 s for 1000 tanh.
-  // Without optimisation it is 2 s. The bits of results are the same.
+  // The time of LLVM's register allocator grows with the square of a program's length: 17 s for 1000 tanh, but 2 s
+  // without optimisation. Results have the same bits.
   constexpr unsigned kManyInstructions = 30'000;
   static std::once_flag once;
   std::call_once(once, [] {
@@ -118,7 +119,7 @@ llvm::Expected<llvm::orc::JITTargetMachineBuilder> target_machine(Isa isa, const
   });
   llvm::Expected<llvm::orc::JITTargetMachineBuilder> builder = llvm::orc::JITTargetMachineBuilder::detectHost();
   if (builder && isa == Isa::kAvx2) {
-    // The host's own features would bring wider vectors back in.
+    // Without this, the host's own features would enable wider vectors.
     builder->getFeatures() = llvm::SubtargetFeatures();
     builder->setCPU("x86-64-v3");
   }
@@ -129,7 +130,7 @@ llvm::Expected<llvm::orc::JITTargetMachineBuilder> target_machine(Isa isa, const
   return builder;
 }
 
-// A module that the verifier refuses would crash the code generator; it is a defect of the emitter.
+// The code generator would crash on a module that the verifier refuses. Such a module is a defect of the emitter.
 Status check(const llvm::Module& module) {
   std::string message;
   llvm::raw_string_ostream stream(message);
@@ -148,8 +149,8 @@ llvm::Error define_library(llvm::orc::LLJIT& jit, Isa isa) {
   return jit.getMainJITDylib().define(llvm::orc::absoluteSymbols(std::move(symbols)));
 }
 
-// Compiles a module with a masked function and, if it is named, an unmasked one. The context is shared before there is
-// a module in it: whatever fails then, the module goes first.
+// Compiles a module with a masked function and, if it is named, an unmasked one. The module is destroyed before its
+// context, also after a failure, because the context is shared before the module exists.
 template <typename Compiled, typename Base>
 Result<std::shared_ptr<Base>> compile(std::unique_ptr<llvm::Module> module, const llvm::orc::ThreadSafeContext& context,
                                       Isa isa, const char* masked, const char* unmasked) {

@@ -5,7 +5,7 @@
 
 namespace flashlift::cpu {
 
-// As compile_score(), compile_gradient() and score_assembly(), for kernels of x86.
+// Implement compile_score(), compile_gradient() and score_assembly() for x86 kernels.
 Result<std::shared_ptr<const CompiledScore>> jit_score(const Problem& problem, Isa isa);
 Result<std::shared_ptr<const CompiledGradient>> jit_gradient(const Problem& problem, Isa isa,
                                                              const std::vector<bool>& wants_gradient);

@@ -14,7 +14,7 @@ namespace {
 
 using llvm::Value;
 
-// One of the two functions.
+// Emits one of the two functions.
 class ScoreEmitter : ProgramEmitter {
  public:
   using ProgramEmitter::ProgramEmitter;
@@ -41,7 +41,7 @@ Value* ScoreEmitter::reduce_max(Value* vector) {
   return ir_.CreateExtractElement(vector, uint64_t{0});
 }
 
-// The final scores of one vector of keys.
+// Emits the final scores of one vector of keys.
 Value* ScoreEmitter::emit_scores(bool masked) {
   Value* result = score_;
   Value* kept = nullptr;
@@ -61,7 +61,7 @@ Value* ScoreEmitter::emit_scores(bool masked) {
   return ir_.CreateSelect(kept, result, llvm::ConstantFP::getInfinity(result->getType(), true));
 }
 
-// Gives the row's maximum.
+// Emits a row. Returns its maximum.
 Value* ScoreEmitter::emit_row(Value* row_scores, bool masked) {
   llvm::FixedVectorType* vector = vector_of(ir_.getFloatTy());
   llvm::BasicBlock* before = ir_.GetInsertBlock();

@@ -1,4 +1,5 @@
-// The functions of CompiledGradient: probabilities and the scores' gradients from the two products of a tile.
+// Emits the functions of CompiledGradient: they compute probabilities and the scores' gradients from the two products
+// of a tile.
 #include <llvm/IR/IRBuilder.h>
 
 #include <algorithm>
@@ -14,7 +15,7 @@ namespace {
 
 using llvm::Value;
 
-// e to it is less than kLeastProbability, and a normal number.
+// e to this is a normal number smaller than kLeastProbability.
 constexpr double kLeastExponent = -87.1;
 
 class GradientEmitter : ProgramEmitter {
@@ -25,10 +26,10 @@ class GradientEmitter : ProgramEmitter {
   void emit(const char* name, bool masked);
 
  private:
-  // A load of a wanted captured tensor whose indices do not vary along the keys: its gradient is summed over the row.
+  // The gradient of a captured tensor whose indices do not depend on the key: it is summed over the row.
   struct RowSum {
     const score::LoadDerivative* load;
-    Value* lanes;  // where the sums of the lanes stand
+    Value* lanes;  // address of the sums of the vector's lanes
   };
 
   const Node& node_of(const score::LoadDerivative& load) const { return derivative_->body.nodes[load.load]; }
@@ -42,16 +43,16 @@ class GradientEmitter : ProgramEmitter {
   void add_captured(Value* alive, Value* ds);
   void add_row_sums();
 
-  const score::Derivative* derivative_;  // null: no score_mod
+  const score::Derivative* derivative_;  // null without a score_mod
   LoadEmitter gradients_;
   std::vector<RowSum> row_sums_;
   Value* row_states_ = nullptr;
-  // Of the current row.
+  // Values of the current row.
   Value* row_p_ = nullptr;
   Value* row_ds_ = nullptr;
   Value* shift_ = nullptr;
   Value* factor_ = nullptr;
-  Value* least_ = nullptr;  // exponentials below it give no probability
+  Value* least_ = nullptr;  // smaller exponents have no probability
   Value* delta_ = nullptr;
 };
 
@@ -60,7 +61,7 @@ Value* GradientEmitter::row_field(llvm::Type* type, Value* row, size_t offset) {
   return ir_.CreateLoad(type, ir_.CreateConstInBoundsGEP1_64(ir_.getInt8Ty(), at, offset));
 }
 
-// ds is multiplied by a weight only where p is not 0: a masked element's weight may be infinite.
+// ds is multiplied by a weight only where p is not 0, because the weight of a masked element may be infinite.
 void GradientEmitter::add_captured(Value* alive, Value* ds) {
   Value* zero = llvm::Constant::getNullValue(ds->getType());
   size_t next_sum = 0;

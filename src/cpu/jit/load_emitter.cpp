@@ -19,7 +19,7 @@ void LoadEmitter::declare(const Capture& capture, Value* captures, size_t positi
   };
   Tensor tensor{capture, field(ir_.getPtrTy(), offsetof(CaptureView, data)), {}, {}};
   for (size_t d = 0; d < capture.shape.size(); ++d) {
-    const bool known = capture.shape[d] > 0;  // the caller turns an empty tensor into one zero
+    const bool known = capture.shape[d] > 0;  // the caller replaces an empty tensor by one zero
     tensor.sizes.push_back(known ? static_cast<Value*>(ir_.getInt64(static_cast<uint64_t>(capture.shape[d])))
                                  : field(ir_.getInt64Ty(), offsetof(CaptureView, sizes) + d * sizeof(int64_t)));
     tensor.strides.push_back(field(ir_.getInt64Ty(), offsetof(CaptureView, strides) + d * sizeof(int64_t)));
@@ -79,7 +79,8 @@ Value* LoadEmitter::widen(const Tensor& tensor, Value* x) {
   return nullptr;
 }
 
-// To [0, size - 1], as i64. An i32 index stays narrow until it is in range: half the vector instructions.
+// Clamps an index to [0, size - 1], as i64. An i32 index is widened after clamping, which takes half the vector
+// instructions.
 Value* LoadEmitter::clamp(Value* index, Value* size) {
   const bool narrow = index->getType()->getScalarSizeInBits() == 32;
   Value* last = ir_.CreateSub(size, ir_.getInt64(1));
@@ -121,7 +122,8 @@ Value* LoadEmitter::contiguous_begin(const LoadIndex& index) {
 }
 
 Value* LoadEmitter::is_contiguous(const Tensor& tensor, size_t varying, Value* begin) {
-  // Unsigned: a negative begin is out of range too. A tensor smaller than a vector gives a limit of 0.
+  // The comparison is unsigned, so that a negative start is out of range, too. For a tensor shorter than a vector, the
+  // limit is 0.
   Value* room = ir_.CreateSub(tensor.sizes[varying], ir_.getInt64(static_cast<uint64_t>(lanes_ - 1)));
   room = ir_.CreateBinaryIntrinsic(intrinsic::smax, room, ir_.getInt64(0));
   Value* in_range = ir_.CreateICmpULT(begin, room);
@@ -187,8 +189,8 @@ Value* LoadEmitter::gather(const Tensor& tensor, Value* offset, const std::vecto
   return ir_.CreateMaskedGather(vector, pointers, llvm::Align(size_in_bytes(tensor.capture.dtype)));
 }
 
-// A tile has few neighbouring elements of a row, too few for a processor to guess the next row: a full bias took as
-// long as both products.
+// Each row of a tile has only a few neighbouring elements, from which a processor cannot predict the next row. Without
+// this prefetch, a full bias took as long as both products.
 void LoadEmitter::prefetch_row(const Tensor& tensor, const std::vector<LoadIndex>& indices, llvm::Type* element,
                                Value* address, bool writes) {
   constexpr uint64_t kRowsAhead = 8;
@@ -205,8 +207,8 @@ void LoadEmitter::prefetch_row(const Tensor& tensor, const std::vector<LoadIndex
                       {later, ir_.getInt32(writes ? 1 : 0), ir_.getInt32(kKeepNear), ir_.getInt32(kData)});
 }
 
-// For one varying index that moves by one from key to key along a dimension of stride 1: if this vector's indices are
-// all in range, one vector load, otherwise the gather.
+// For one varying index that increases by one for each key along a dimension of stride 1: emits one vector load if all
+// of the vector's indices are in range, otherwise the gather.
 Value* LoadEmitter::contiguous(const Tensor& tensor, Value* offset, size_t varying,
                                const std::vector<LoadIndex>& indices) {
   const LoadIndex& index = indices[varying];

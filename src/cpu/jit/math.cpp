@@ -7,11 +7,11 @@
 namespace flashlift::cpu {
 namespace {
 
-// Adding this to |x| < 2^22 leaves round(x) in the low mantissa bits. fptosi would be shorter, but is undefined for
+// Adding this to |x| < 2^22 puts round(x) into the low mantissa bits. fptosi would be shorter, but is undefined for
 // NaN.
 constexpr double kRoundingMagic = 12582912.0;
 constexpr double kLog2E = 1.44269504088896340736;
-// ln 2 in two parts, the first with so few bits that its product with a whole exponent is exact.
+// ln 2 in two parts. The first has so few bits that its product with an integer exponent is exact.
 constexpr double kLn2High = 0.693145751953125;
 constexpr double kLn2Low = 1.42860682030941723212e-6;
 
@@ -86,11 +86,11 @@ Value* MathEmitter::exp2(Value* x) {
   return scale(p, n.whole);
 }
 
-// tanh |x| = t / (t + 2) with t = e^(2|x|) - 1 = 2^n (e^r - 1) + (2^n - 1): no cancellation anywhere, so that small
-// arguments keep their relative accuracy without a second branch.
+// tanh |x| = t / (t + 2) with t = e^(2|x|) - 1 = 2^n (e^r - 1) + (2^n - 1). Nothing cancels, so that small arguments
+// keep their relative accuracy without a second branch.
 Value* MathEmitter::tanh(Value* x) {
   Value* magnitude = ir_.CreateUnaryIntrinsic(llvm::Intrinsic::fabs, x);
-  Value* highest = number(9.1, x);  // from here on the result rounds to 1
+  Value* highest = number(9.1, x);  // the result of larger arguments rounds to 1
   magnitude = ir_.CreateSelect(ir_.CreateFCmpOGT(magnitude, highest), highest, magnitude);
   const Reduced n = round(ir_.CreateFMul(magnitude, number(2.0 * kLog2E, x)));
   Value* r = ir_.CreateFAdd(magnitude, magnitude);
@@ -105,8 +105,8 @@ Value* MathEmitter::tanh(Value* x) {
 }
 
 Value* MathEmitter::inverse_erf(Value* x) {
-  // x times a polynomial of w = -log(1 - x^2): one for w < 5, beyond it one of the square root of w. Both were fitted
-  // to the smallest largest relative error, 9.4e-8 and 7.9e-8.
+  // x times a polynomial of w = -log(1 - x^2) for w < 5, and of the square root of w above. Both polynomials minimise
+  // the largest relative error: 9.4e-8 and 7.9e-8.
   Value* w = ir_.CreateFNeg(log(fma(ir_.CreateFNeg(x), x, number(1.0, x))));
   Value* centre = polynomial(
       ir_.CreateFSub(w, number(2.5, x)),
@@ -123,7 +123,7 @@ Value* MathEmitter::inverse_erf(Value* x) {
   return ir_.CreateSelect(at_pole, pole, ir_.CreateFMul(x, ratio));
 }
 
-// e^x / (1 + e^x) for negative x: 1 / (1 + e^-x) would overflow where the result is a small denormal.
+// e^x / (1 + e^x) for negative x, since 1 / (1 + e^-x) would overflow where the result is a small denormal.
 Value* MathEmitter::sigmoid(Value* x) {
   Value* one = number(1.0, x);
   Value* e = exp(ir_.CreateFNeg(ir_.CreateUnaryIntrinsic(llvm::Intrinsic::fabs, x)));

@@ -2,8 +2,8 @@
 
 #include <algorithm>
 
-// The vector function ABI's names: e or d for AVX-512 or AVX2, N for unmasked, lanes, v per vector operand. Declared
-// without their vector types, since only their addresses are taken here.
+// Names by the vector function ABI: e or d for AVX-512 or AVX2, N for unmasked, the number of lanes, and a v for each
+// vector operand. They are declared without vector types, because only their addresses are used.
 extern "C" {
 #define FLASHLIFT_DECLARE(function, operands) \
   void _ZGVeN16##operands##_##function();     \
@@ -45,7 +45,7 @@ const LibraryFunction kAvx2[] = {
 
 std::span<const LibraryFunction> math_library(Isa isa) {
   switch (isa) {
-    case Isa::kPortable:  // interpreted
+    case Isa::kPortable:  // programs are interpreted
       return {};
     case Isa::kAvx2:
       return kAvx2;

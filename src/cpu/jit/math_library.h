@@ -1,4 +1,4 @@
-// Vector functions that compiled code calls for the rarer elementary functions.
+// Vector functions that compiled code calls for less frequent elementary functions.
 #pragma once
 
 #include <span>
@@ -10,12 +10,12 @@ namespace flashlift::cpu {
 
 // A function that maps vectors of the instruction set's width (one per operand) to a vector.
 struct LibraryFunction {
-  const char* scalar;  // the function that it is the vector form of
+  const char* scalar;  // its scalar form
   const char* name;
   void* address;
 };
 
-// glibc's libmvec: at most 4 ulp, and it hands special values to the scalar functions.
+// glibc's libmvec: errors of at most 4 ulp. It calls the scalar functions for special values.
 std::span<const LibraryFunction> math_library(Isa isa);
 
 // The vector form of a scalar function that a row of flashlift/ops.def names.

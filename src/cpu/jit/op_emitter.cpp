@@ -38,7 +38,7 @@ Value* OpEmitter::emit(const Node& node, Type operand_type, std::span<Value* con
   return nullptr;
 }
 
-// The verifier admits no operation over integers whose row says `undefined`, nor one over f32 below.
+// The verifier rejects operations on integers whose row says `undefined`. The same holds for f32 below.
 Value* OpEmitter::emit_integer(Op op, Value* x, Value* y) {
   Value* const undefined = nullptr;
   switch (op) {
@@ -68,11 +68,11 @@ Value* OpEmitter::emit_real(Op op, Value* x, Value* y) {
 Value* OpEmitter::plain_quotient(Value* x, Value* y) {
   const bool constant = llvm::isa<llvm::Constant>(y);
   if (constant || !x->getType()->isVectorTy() || x->getType()->getScalarSizeInBits() != 32) {
-    return ir_.CreateSDiv(x, y);  // by a constant: a multiplication
+    return ir_.CreateSDiv(x, y);  // by a constant: becomes a multiplication
   }
-  // There is no vector division of integers, and LLVM would make one scalar division per lane. In double precision the
-  // quotient of two 32-bit integers is at least 1 / |y| from the next integer, far more than its rounding error, so
-  // that truncating it is exact.
+  // There is no vector division of integers, and LLVM would emit one scalar division for each lane. In double
+  // precision, the quotient of two 32-bit integers is either an integer or at least 1 / |y| away from the nearest one.
+  // This is far more than the rounding error, so that truncation is exact.
   llvm::Type* wide = x->getType()->getWithNewType(ir_.getDoubleTy());
   Value* quotient = ir_.CreateFDiv(ir_.CreateSIToFP(x, wide), ir_.CreateSIToFP(y, wide));
   return ir_.CreateFPToSI(quotient, x->getType());
@@ -100,7 +100,7 @@ OpEmitter::Division OpEmitter::floor_divide(Value* x, Value* y) {
           ir_.CreateSelect(adjust, ir_.CreateAdd(d.remainder, y), d.remainder)};
 }
 
-// LLVM's shifts by the width or more are undefined.
+// LLVM's shifts are undefined for amounts of at least the width.
 Value* OpEmitter::is_inside(Value* amount) {
   return ir_.CreateICmpULT(amount, math_.integer(amount->getType()->getScalarSizeInBits(), amount));
 }
@@ -139,7 +139,7 @@ Value* OpEmitter::emit_round_f16(Value* x) {
   return ir_.CreateFPExt(ir_.CreateFPTrunc(x, x->getType()->getWithNewType(ir_.getHalfTy())), x->getType());
 }
 
-// One vector min and a blend; llvm.minimum would also order the zeros, for twice the instructions.
+// One vector min and a blend. llvm.minimum would also order the zeros, with twice the instructions.
 Value* OpEmitter::emit_extremum(Predicate is_better, Value* x, Value* y) {
   Value* chosen = ir_.CreateSelect(ir_.CreateCmp(is_better, y, x), y, x);
   return ir_.CreateSelect(ir_.CreateFCmpUNO(x, y), llvm::ConstantFP::getNaN(x->getType()), chosen);

@@ -27,7 +27,7 @@ class OpEmitter {
   llvm::Value* emit_real(Op op, llvm::Value* x, llvm::Value* y);
   llvm::Value* emit_convert(Type target, Type source, llvm::Value* x);
 
-  // What rows of flashlift/ops.def call.
+  // Functions that rows of flashlift/ops.def call.
   llvm::Value* emit_shl(llvm::Value* x, llvm::Value* y);
   llvm::Value* emit_shr(llvm::Value* x, llvm::Value* y);
   llvm::Value* emit_ushr(llvm::Value* x, llvm::Value* y);
@@ -37,7 +37,7 @@ class OpEmitter {
   llvm::Value* emit_is_finite(llvm::Value* x);
   llvm::Value* emit_round_bf16(llvm::Value* x);
   llvm::Value* emit_round_f16(llvm::Value* x);
-  // A call of the vector form of a scalar function, such as "erff".
+  // Calls the vector form of a scalar function, such as "erff".
   llvm::Value* library(const char* function, llvm::Value* x, llvm::Value* y = nullptr);
 
   struct Division {
@@ -47,7 +47,7 @@ class OpEmitter {
   Division divide(llvm::Value* x, llvm::Value* y);
   Division floor_divide(llvm::Value* x, llvm::Value* y);
   llvm::Value* is_inside(llvm::Value* amount);
-  // The quotient where y is neither 0 nor (with x the lowest integer) -1.
+  // The quotient, provided that y is not 0, and not -1 if x is the lowest integer.
   llvm::Value* plain_quotient(llvm::Value* x, llvm::Value* y);
 
   llvm::Value* zero(llvm::Value* like) { return llvm::Constant::getNullValue(like->getType()); }

@@ -141,7 +141,7 @@ void ProgramEmitter::add_program(const Program& program) {
   for (const Capture& capture : program.captures) {
     size_t position = 0;
     while (problem_.captures[position].name != capture.name) {
-      ++position;  // verify(problem) has found each name
+      ++position;  // verify(problem) checked the name
     }
     state.captures.push_back(position);
   }
@@ -153,7 +153,7 @@ void ProgramEmitter::open_function(const char* name) {
   function_ = llvm::Function::Create(type, llvm::Function::ExternalLinkage, name, module_);
   function_->addFnAttr(llvm::Attribute::NoUnwind);
   if (lanes_ == 16) {
-    // LLVM splits 512-bit vectors in two by default on Intel's processors.
+    // On Intel's processors, LLVM splits 512-bit vectors in two by default.
     function_->addFnAttr("prefer-vector-width", "512");
     function_->addFnAttr("min-legal-vector-width", "512");
   }

@@ -1,4 +1,4 @@
-// What the functions made of score programs share: coordinates of rows and keys, nodes as IR, arguments.
+// Shared by functions that are generated from score programs: coordinates of rows and keys, nodes as IR, arguments.
 #pragma once
 
 #include <llvm/IR/IRBuilder.h>
@@ -31,7 +31,7 @@ class ProgramEmitter {
     const Program* program;
     std::vector<Shape> shapes;
     std::vector<llvm::Value*> values;
-    std::vector<size_t> captures;  // program's captures -> problem's
+    std::vector<size_t> captures;  // maps the program's captures to the problem's
   };
 
   llvm::Value* field(llvm::Type* type, size_t offset) {
@@ -45,8 +45,8 @@ class ProgramEmitter {
     return llvm::FixedVectorType::get(type, static_cast<unsigned>(lanes_));
   }
 
-  // Emits a loop of body(i) for i = 0, step, 2 step, ... below `end`, at least once. The body may add values of its own
-  // that it carries from one time to the next, by PHI nodes before anything else.
+  // Emits a loop of body(i) for i = 0, step, 2 step, ... below `end`, at least once. The body may carry values from one
+  // iteration to the next by PHI nodes, which must come first.
   template <typename Body>
   void emit_loop(const char* name, llvm::Value* end, int step, const Body& body) {
     llvm::BasicBlock* before = ir_.GetInsertBlock();
@@ -62,7 +62,7 @@ class ProgramEmitter {
     ir_.CreateCondBr(ir_.CreateICmpSLT(next, end), loop, done);
     ir_.SetInsertPoint(done);
   }
-  // The loop over the rows, with each row's coordinates and what depends on them alone.
+  // The loop over the rows, with each row's coordinates and the values that depend only on them.
   template <typename Body>
   void emit_rows(const Body& body) {
     llvm::Value* rows = field(ir_.getInt64Ty(), offsetof(ScoreArguments, rows));
@@ -75,7 +75,7 @@ class ProgramEmitter {
     });
   }
 
-  // Begins a function of one argument, a pointer to something that begins with ScoreArguments.
+  // Starts a function with one argument, a pointer to a structure that starts with ScoreArguments.
   void open_function(const char* name);
   void add_program(const Program& program);
   void emit_nodes(ProgramState& state, bool uniform);
@@ -85,7 +85,7 @@ class ProgramEmitter {
   std::vector<LoadIndex> load_indices(const ProgramState& state, const Node& node);
   void set_row(llvm::Value* row);
   void set_column(llvm::Value* column);
-  // Which lanes are keys, and not past the last column. Only the last vector has such lanes, but a compare is cheaper
+  // The lanes that are keys, not past the last column. Only the last vector has others, but a comparison is cheaper
   // than a second copy of the loop.
   llvm::Value* inside();
 
@@ -105,11 +105,11 @@ class ProgramEmitter {
   llvm::Value* q_len_ = nullptr;
   llvm::Value* kv_len_ = nullptr;
   llvm::Value* scale_ = nullptr;
-  // Of the current row.
+  // Values of the current row.
   llvm::Value* b_ = nullptr;
   llvm::Value* h_ = nullptr;
   llvm::Value* q_ = nullptr;
-  // Of the current vector.
+  // Values of the current vector.
   llvm::Value* column_ = nullptr;
   llvm::Value* kv_ = nullptr;
   llvm::Value* score_ = nullptr;

@@ -1,4 +1,4 @@
-// What a processor can do, as a set: of no two capabilities does one follow from the other.
+// The capabilities of a processor as a set. None implies another.
 #pragma once
 
 #include <cstdint>
@@ -8,18 +8,18 @@
 
 namespace flashlift::cpu {
 
-// Each is what some implementation needs or is faster with. Another architecture adds its own.
+// Each is required by some implementation or makes it faster. Other architectures may add their own.
 enum class Capability : uint8_t {
   kAvx2,         // x86: AVX2, FMA and F16C
   kAvx512,       // x86: AVX-512 F, BW, DQ and VL
   kAvx512Bf16,   // x86: the bf16 dot product of AVX-512
-  kFastBf16Dot,  // x86: that dot product outruns f32 multiply-adds
-  kAmx,          // x86: AMX-TILE and AMX-BF16, and the operating system grants their registers
+  kFastBf16Dot,  // x86: the dot product is faster than f32 multiply-adds
+  kAmx,          // x86: AMX-TILE and AMX-BF16, and the operating system enables their registers
 };
 inline constexpr Capability kAllCapabilities[] = {Capability::kAvx2, Capability::kAvx512, Capability::kAvx512Bf16,
                                                   Capability::kFastBf16Dot, Capability::kAmx};
 
-// "AVX2 with FMA and F16C": for people.
+// A readable name, such as "AVX2 with FMA and F16C".
 const char* describe(Capability capability);
 
 class Capabilities {
@@ -34,7 +34,7 @@ class Capabilities {
   constexpr void add(Capability one) { bits_ |= bit(one); }
   constexpr bool has(Capability one) const { return (bits_ & bit(one)) != 0; }
   constexpr bool has_all(Capabilities others) const { return (others.bits_ & ~bits_) == 0; }
-  // Some capability of `wanted` that is missing; none if all are there.
+  // A capability of `wanted` that is missing; nothing if none is.
   std::optional<Capability> missing(Capabilities wanted) const {
     for (const Capability one : kAllCapabilities) {
       if (wanted.has(one) && !has(one)) {
@@ -50,7 +50,7 @@ class Capabilities {
   uint32_t bits_ = 0;
 };
 
-// Those of this processor under this operating system, whatever the environment says.
+// The capabilities of this processor and operating system, regardless of the environment.
 Capabilities detect_capabilities();
 
 }  // namespace flashlift::cpu

@@ -1,4 +1,4 @@
-// Few rows against keys and values as they lie. A part of kernels_impl.h.
+// Products of few rows with keys and values that are not packed. A part of kernels_impl.h.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@ namespace {
 
 constexpr int kDirectRows = kLanes == 16 ? 4 : 2;
 
-// Brings near the cache line that holds this element, if the element is the line's first of `next`'s rows.
+// Prefetches the cache line of this element of `next`, if the element is the first one in its line.
 template <DType kType>
 void prefetch_line(const MatrixView& next, int64_t row, int64_t column) {
   if (next.data != nullptr && column * kElementSize<kType> % 64 == 0) {
@@ -57,8 +57,8 @@ void dot_group(const MatrixView& keys, int64_t key, int64_t depth, const float* 
   }
 }
 
-// group<count>(row, next) for all rows, kRows of them at a time while there are so many. Only the first group brings
-// `next` near.
+// Calls group<count>(row, next) for all rows, kRows at a time as long as possible. Only the first group prefetches
+// `next`.
 template <int kRows, typename Group>
 void in_row_groups(int64_t row, int64_t rows, MatrixView next, const Group& group) {
   if constexpr (kRows > 0) {

@@ -38,7 +38,7 @@ void keep_masked(float* s, int64_t columns, const uint8_t* keep, int64_t stride)
   }
 }
 
-// One counter stands for keys 16 apart, so that a vector of counters gives four vectors of neighbouring keys.
+// A counter is for keys 16 apart, so that a vector of counters gives four vectors of neighbouring keys.
 void drop_out(float* s, int64_t columns, const Dropout& dropout, const DropoutRow& row, int64_t kv_begin) {
   if (dropout.keep != nullptr) {
     const auto& [b, h, q, key] = dropout.keep_strides;

@@ -8,7 +8,7 @@
 namespace flashlift::cpu::FLASHLIFT_ISA_NAMESPACE {
 namespace {
 
-// The exponentials are those of score_gradients(), so that the only key of a row has a probability of exactly 1.
+// Computes the same exponentials as score_gradients(), so that the only key of a row has a probability of exactly 1.
 void sum_rows(const float* s, const float* dp, int64_t stride, int64_t rows, int64_t columns, const float* maxima,
               float* sums, float* weighted) {
   const Float log2e = Vector::set(kLog2E);
@@ -55,7 +55,7 @@ void score_gradients(float* s, float* ds, int64_t stride, int64_t rows, int64_t 
     const Float delta = Vector::set(states[r].delta);
     const Float least = Vector::set(kLeastProbability / states[r].factor);
     for (int64_t c = 0; c < columns; c += kLanes) {
-      // Subtracted before the factor log2(e): a score and the row's lse are close to each other.
+      // Subtracts before multiplying by log2(e), because a score and the row's lse are close to each other.
       const Float x = Vector::mul(Vector::sub(Vector::mul(Vector::load(p_row + c), factor), shift), log2e);
       Float p = Vector::mul(Vector::zero_if_less(Vector::exp2_nonpositive(x), least), weight);
       if (columns - c < kLanes) {

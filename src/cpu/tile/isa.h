@@ -12,7 +12,7 @@ inline constexpr Isa kAllIsas[] = {Isa::kPortable, Isa::kAvx2, Isa::kAvx512, Isa
 
 const char* to_string(Isa isa);  // "avx2"
 
-// What a processor needs to run them.
+// The capabilities that a processor needs to run them.
 Capabilities needs_of(Isa isa);
 
 }  // namespace flashlift::cpu

@@ -22,35 +22,35 @@ struct MatrixView {
 };
 
 // State of the online softmax of one row. The sum of e^(score) over the keys so far is sum * e^base(max), and the
-// accumulated output row is scaled alike. A maximum of +inf makes the output NaN; sum then only tells whether a NaN
-// score was among them.
+// accumulated output row has the same scale. A maximum of +inf makes the output NaN; sum then only shows whether a
+// score was NaN.
 //
-// `divisor` is the sum of the probabilities as the values were multiplied by them, on the scale of `sum`. Products of
-// bf16 operands round the probabilities. Rounding changes their sum as well, and an output divided by the sum of the
-// unrounded ones would be off by that ratio times the values' mean: an error that all of the row shares, and that the
-// backward pass cannot tell from a gradient. lse is of the unrounded ones.
+// `divisor` is the sum of the probabilities by which the values were multiplied, on the scale of `sum`. Products of
+// bf16 operands round the probabilities, which also changes their sum. Dividing the output by the sum of the unrounded
+// ones would change it by that ratio times the values' mean. This error is common to the whole row, and the backward
+// pass cannot distinguish it from a gradient. lse uses the unrounded sum.
 struct RowState {
   float max = -__builtin_inff();
   float sum = 0;
   float divisor = 0;
 };
 
-// The exponentials are 2^(score * log2(e) - shift) with the shift rounded to a float, one multiply-add. The rounding is
-// common to the row and cancels, as long as it is small against 1; large maxima (a row masked by a finite constant)
-// take 2^((score - max) * log2(e)).
+// The exponentials are 2^(score * log2(e) - shift), with the shift rounded to a float: one multiply-add. The rounding
+// is the same for the whole row and cancels, as long as it is small compared to 1. For large maxima (a row masked by a
+// finite constant) they are 2^((score - max) * log2(e)).
 inline constexpr float kLog2E = 1.44269504088896340736f;
 inline constexpr float kLargeScore = 1e4f;
 inline bool is_large_score(float max) { return !(max > -kLargeScore && max < kLargeScore); }
 inline double exponent_base(float max) {
   constexpr double kLn2 = 0.69314718055994530942;
-  // log2(e) as a float is too small by 1e-8 of itself, which the maximum's distance from 0 multiplies.
+  // log2(e) as a float has a relative error of -1e-8, which is multiplied by the maximum's distance from 0.
   constexpr double kLog2EError = static_cast<double>(kLog2E) * kLn2 - 1.0;
   return is_large_score(max) ? static_cast<double>(max)
                              : static_cast<double>(max * kLog2E) * kLn2 - static_cast<double>(max) * kLog2EError;
 }
 
-// What a row of the backward pass knows: p = e^(s - shift) * factor, and ds = p * (dp - delta). Known to the compiled
-// gradient functions too.
+// The numbers of a row that the backward pass needs: p = e^(s - shift) * factor, and ds = p * (dp - delta). Compiled
+// gradient functions depend on this layout.
 struct RowGradient {
   float shift;
   float factor;  // 0 for a row without keys
@@ -58,16 +58,16 @@ struct RowGradient {
   int32_t empty;
 };
 
-// Probabilities of the backward pass below it are 0: arithmetic that gives numbers below f32's normal range, 1.2e-38,
+// Smaller probabilities of the backward pass are set to 0: arithmetic with results below f32's normal range, 1.2e-38,
 // takes a processor some hundred cycles.
 inline constexpr float kLeastProbability = 1.65e-38f;
 
-// Memory that is read next. A product brings `rate` of its cache lines into the second-level cache beside each
-// kPrefetchSteps steps: more of them at once fill the processor's line buffers, and then the product waits for memory
+// Memory that is read next. A product prefetches `rate` of its cache lines into the second-level cache in every
+// kPrefetchSteps steps. More at once would fill the processor's line buffers, and the product would wait for memory
 // after all.
 inline constexpr int64_t kPrefetchSteps = 16;
 struct PrefetchQueue {
-  struct Piece {  // `count` stretches of `bytes`, `stride` bytes apart
+  struct Piece {  // `count` ranges of `bytes`, `stride` bytes apart
     const char* data;
     int64_t count;
     int64_t bytes;
@@ -76,8 +76,8 @@ struct PrefetchQueue {
   static constexpr int kMaxPieces = 8;
   Piece pieces[kMaxPieces];
   int count = 0;
-  int next = 0;      // the first piece of which lines are left
-  int64_t at = 0;    // the byte of that piece's first stretch that is next
+  int next = 0;      // the first piece with remaining lines
+  int64_t at = 0;    // the next byte of that piece's first range
   int64_t rate = 0;  // cache lines a step
 };
 
@@ -85,17 +85,17 @@ struct PairKernels;  // pairs.h
 
 // Dropout of one call.
 struct Dropout {
-  uint32_t threshold = 0;  // a probability stays if its random word is not below
-  float factor = 1;        // 1 / (1 - rate), which those that stay are multiplied by
+  uint32_t threshold = 0;  // a probability is kept if its random word is not smaller
+  float factor = 1;        // 1 / (1 - rate), which kept probabilities are multiplied by
   uint64_t seed = 0;
-  int64_t origin_b = 0;  // what the call's first batch and head count as
+  int64_t origin_b = 0;  // the numbers of the call's first batch and head
   int64_t origin_h = 0;
-  const uint8_t* keep = nullptr;  // the caller's mask instead, where the problem has one
+  const uint8_t* keep = nullptr;  // the caller's mask instead, if the problem has one
   std::array<int64_t, 4> keep_strides{};
 
   bool is_active() const { return threshold > 0 || keep != nullptr; }
 };
-// The row of the problem whose probabilities are meant.
+// The row whose probabilities are dropped.
 struct DropoutRow {
   int64_t b = 0;
   int64_t h = 0;
@@ -115,7 +115,7 @@ struct TileKernels {
   void (*pack_transposed)(const MatrixView& src, int64_t rows, int64_t columns, float scale, float* dst,
                           int64_t dst_stride);
 
-  // Starts bringing the next `rate` lines into the second-level cache.
+  // Prefetches the next `rate` lines into the second-level cache.
   void (*bring_near)(PrefetchQueue& prefetches);
 
   // Whether none of `count` floats, a multiple of lanes, is infinite or NaN.
@@ -129,44 +129,42 @@ struct TileKernels {
   // C += A^T B with A [depth x rows], a_stride between its rows of `rows` floats; otherwise as multiply().
   void (*multiply_transposed)(int64_t rows, int vectors, int64_t depth, const float* a, int64_t a_stride,
                               const float* b, int64_t b_stride, float* c, int64_t c_stride, PrefetchQueue& prefetches);
-  // For a few rows, where packing keys and values would cost more than it saves; their column stride is 1. `next`, of
-  // their dtype, is what will be read after them, or has no data: beside each row read, one of its rows is brought into
-  // the second-level cache, so that memory never waits for the arithmetic.
-  // s[r][j] = <q[r], keys[j]>.
+  // For a few rows, for which packing keys and values would cost more than it saves. Their column stride is 1. `next`
+  // (of the same dtype) is the data that is read afterwards, or has no data: for each row read, one of its rows is
+  // prefetched into the second-level cache, so that no time is spent waiting for memory. s[r][j] = <q[r], keys[j]>.
   void (*dot_rows)(const MatrixView& keys, int64_t count, int64_t depth, const float* q, int64_t q_stride, int64_t rows,
                    float* s, int64_t s_stride, const MatrixView& next);
   // o[r] += sum over j of p[r][j] values[j]; the rows of o are whole vectors.
   void (*add_rows)(const MatrixView& values, int64_t count, int64_t columns, const float* p, int64_t p_stride,
                    int64_t rows, float* o, int64_t o_stride, const MatrixView& next);
 
-  // Multiplies the scores by scale, sets columns [columns, round_up(columns, lanes)) to -inf and gives each row's
+  // Multiplies the scores by scale, sets columns [columns, round_up(columns, lanes)) to -inf and writes each row's
   // maximum (NaN ignored).
   void (*row_max)(float* s, int64_t s_stride, int64_t rows, int64_t columns, float scale, float* maxima);
   // One step of the online softmax: raises state to the block's maxima, replaces s by its exponentials (columns is a
-  // multiple of lanes), adds them to the sums, and rescales the rows of o, `o_columns` wide, where a maximum grew.
+  // multiple of lanes), adds them to the sums, and rescales the rows of o, `o_columns` wide, if a maximum grew.
   void (*softmax)(float* s, int64_t s_stride, int64_t rows, int64_t columns, const float* maxima, RowState* state,
                   float* o, int64_t o_stride, int64_t o_columns);
-  // logs[r] = the natural logarithm of states[r].sum, where that is a normal positive number; anything elsewhere.
+  // logs[r] = the natural logarithm of states[r].sum, if that is a normal positive number; undefined otherwise.
   void (*log_sums)(const RowState* states, int64_t rows, double* logs);
-  // s[c] = 0 for each of `columns` keys from kv_begin on, a multiple of 64, that dropout leaves out. Touches whole
-  // vectors.
+  // s[c] = 0 for each of `columns` dropped keys from kv_begin on (a multiple of 64). Changes whole vectors.
   void (*drop_out)(float* s, int64_t columns, const Dropout& dropout, const DropoutRow& row, int64_t kv_begin);
-  // Of the backward pass, for rows whose scores all stand in s, -inf where there is no key (columns is a multiple of
+  // For the backward pass, on rows with all their scores in s, and -inf where there is no key (columns is a multiple of
   // lanes): sums[r] = sum over c of e^(s[r][c] - maxima[r]), weighted[r] = sum over c of e^(s[r][c] - maxima[r])
-  // dp[r][c], to which a key without probability adds nothing, whatever its dp.
+  // dp[r][c]. A key without probability does not contribute, whatever its dp is.
   void (*sum_rows)(const float* s, const float* dp, int64_t stride, int64_t rows, int64_t columns, const float* maxima,
                    float* sums, float* weighted);
-  // Of the backward pass: s from <q, k> to probabilities, ds from <d_out, v> to the gradients of scale * <q, k>; both 0
-  // in columns [columns, round_up(columns, lanes)).
+  // For the backward pass: converts s from <q, k> to probabilities, and ds from <d_out, v> to the gradients of scale *
+  // <q, k>. Sets both to 0 in columns [columns, round_up(columns, lanes)).
   void (*score_gradients)(float* s, float* ds, int64_t stride, int64_t rows, int64_t columns, float scale,
                           const RowGradient* states);
   // dst[c] = src[c] * factor, converted to dst's dtype (f32, bf16, f16), dst_stride in elements.
   void (*store_row)(const float* src, int64_t columns, float factor, void* dst, DType dtype, int64_t dst_stride);
 
-  const PairKernels* pairs;  // products of bf16 operands; null where the instruction set has none
+  const PairKernels* pairs;  // products of bf16 operands; null if the instruction set has none
 };
 
-// The kernels of an instruction set that this machine has. Those that this build lacks are the portable ones.
+// The kernels for an instruction set that this machine has; the portable ones if this build lacks them.
 const TileKernels& tile_kernels(Isa isa);
 
 }  // namespace flashlift::cpu

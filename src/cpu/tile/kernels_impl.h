@@ -1,7 +1,7 @@
-// The kernels of kernels.h over a Vector type. Included by one source file per instruction set, which defines
-// FLASHLIFT_ISA_NAMESPACE and includes the vector type first, and the pair kernels (x86/pairs_impl.h) if it has any.
-// Nothing here, or in the parts, may call an inline function of another header: the linker could then keep the copy
-// that this instruction set compiled, for everybody.
+// The kernels of kernels.h over a Vector type. One source file for each instruction set includes this file. Before
+// that, it defines FLASHLIFT_ISA_NAMESPACE and includes the vector type and, if there are any, the pair kernels
+// (x86/pairs_impl.h). No code here or in the parts may call an inline function of another header: the linker might then
+// keep the copy that was compiled for this instruction set, for all callers.
 #pragma once
 
 #include "cpu/tile/direct_impl.h"
@@ -23,7 +23,7 @@ constexpr const PairKernels* kPairs = nullptr;
 
 }  // namespace
 
-// Called once this machine is known to have the instruction set.
+// Must only be called if this machine has the instruction set.
 const TileKernels& kernels();
 // NOLINTNEXTLINE(misc-definitions-in-headers): each instruction set has its namespace and one file that includes this
 const TileKernels& kernels() {

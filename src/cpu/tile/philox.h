@@ -1,5 +1,5 @@
-// Constants of Philox4x32 (Salmon et al., 2011), shared by the instruction sets. Seven rounds pass every statistical
-// test that its authors know of; ten, the usual number, would make dropout half as dear again.
+// Constants of Philox4x32 (Salmon et al., 2011), shared by the instruction sets. Seven rounds pass all statistical
+// tests that its authors report. Ten, the usual number, would make dropout half as expensive again.
 #pragma once
 
 #include <cstdint>

@@ -8,18 +8,19 @@
 namespace flashlift::cpu::FLASHLIFT_ISA_NAMESPACE {
 namespace {
 
-// How f32 operands are multiplied. A product of another kind has the same members (pairs_impl.h).
+// The product of f32 operands. Other products have the same members (pairs_impl.h).
 struct F32Product {
   using Element = float;
   using Operand = Float;
   static constexpr int kDepth = 1;  // elements of a row of A, and rows of B, in one step
-  // What a call adds to C, it sums apart before; what it writes to C, in sums of so many terms. One long sum over all
-  // keys had twice the rounding error of eager maths (benchmarks/gradient_errors.py). 0: sums begin with C.
+  // Terms that a call adds to C are first summed separately; a call that writes C starts a new sum after this many
+  // terms. A single long sum over all keys had twice the rounding error of eager maths (benchmarks/gradient_errors.py).
+  // 0: sums start with C.
   static constexpr int64_t kLongestSum = 64;
   static Operand load(const float* b) { return Vector::load(b); }
   static Operand broadcast(const float* a) { return Vector::set(*a); }
   static Float add(Float sum, Operand a, Operand b) { return Vector::fma(a, b, sum); }
-  // Takes as many rows as it likes before the vectors do.
+  // Computes as many rows as it can before the vectors compute the others; returns their number.
   static int64_t multiply_tiles(int64_t, int, int64_t, const float*, int64_t, const float*, int64_t, float*, int64_t,
                                 bool) {
     return 0;
@@ -71,7 +72,7 @@ void multiply_group(int64_t depth, const typename Product::Element* a, int64_t a
   }
 }
 
-// A product that adds to C stays one sum: masks may cut its first terms off, which must not move where sums end.
+// A product that adds to C is a single sum: masks may remove its first terms, which must not change where sums end.
 template <typename Product, int kRows, int kVectors, bool kTransposed>
 void multiply_sums(int64_t depth, const typename Product::Element* a, int64_t a_stride,
                    const typename Product::Element* b, int64_t b_stride, float* c, int64_t c_stride, bool accumulate,
@@ -108,7 +109,8 @@ template <typename Product, int kVectors, bool kTransposed>
 void multiply_panel(int64_t rows, int64_t depth, const typename Product::Element* a, int64_t a_stride,
                     const typename Product::Element* b, int64_t b_stride, float* c, int64_t c_stride, bool accumulate,
                     PrefetchQueue& prefetches) {
-  // Narrow panels take more rows, so that enough independent sums hide the latency of the multiply-add.
+  // Narrow panels have more rows at a time, so that there are enough independent sums to hide the multiply-add's
+  // latency.
   constexpr int kRows = Vector::kAccumulators / kVectors < 12 ? Vector::kAccumulators / kVectors : 12;
   const int64_t row_step = kTransposed ? 1 : a_stride;
   int64_t r = 0;

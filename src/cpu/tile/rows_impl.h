@@ -81,7 +81,7 @@ template <DType kType>
 void pack_transposed_typed(const MatrixView& src, int64_t rows, int64_t columns, float scale, float* dst,
                            int64_t dst_stride) {
   if (src.column_stride != 1) {
-    // Read down the columns: contiguous when the caller holds the transpose, element by element otherwise.
+    // Reads columns of src: contiguous if the caller stores the transpose, otherwise element by element.
     const MatrixView t{src.data, src.dtype, src.column_stride, src.row_stride};
     convert_rows_typed<kType>(t, columns, rows, scale, dst, dst_stride);
     return;
@@ -93,7 +93,8 @@ void pack_transposed_typed(const MatrixView& src, int64_t rows, int64_t columns,
       float* out = dst + c * dst_stride + r;
       Float block[kLanes];
       if (r + kLanes <= rows && n == kLanes) {
-        // Addresses a step apart: what the general case computes for each row does not fit the registers.
+        // Addresses are incremented, because those that the general case computes for each row do not fit into the
+        // registers.
         const char* from = element<kType>(src, r, c);
         for (int i = 0; i < kLanes; ++i, from += src.row_stride * kElementSize<kType>) {
           block[i] = load_elements<kType>(from, kLanes);
@@ -139,7 +140,7 @@ void pack_transposed(const MatrixView& src, int64_t rows, int64_t columns, float
             [&]<DType kType>() { pack_transposed_typed<kType>(src, rows, columns, scale, dst, dst_stride); });
 }
 
-// Inlined, since a call in the middle of a product would write all sums to memory.
+// Always inlined, because a call inside a product would write all sums to memory.
 [[gnu::always_inline]] inline void bring_lines_near(PrefetchQueue& prefetches) {
   int64_t lines = prefetches.rate;
   while (lines > 0 && prefetches.next < prefetches.count) {
@@ -160,7 +161,7 @@ void pack_transposed(const MatrixView& src, int64_t rows, int64_t columns, float
 void bring_near(PrefetchQueue& prefetches) { bring_lines_near(prefetches); }
 
 bool all_finite(const float* x, int64_t count) {
-  // 0 times an infinity or NaN is NaN, and stays.
+  // 0 times an infinity or NaN is NaN, and remains NaN.
   Float sum0 = Vector::zero();
   Float sum1 = Vector::zero();
   int64_t i = 0;

@@ -1,4 +1,4 @@
-// The softmax, one block of keys after the other. A part of kernels_impl.h.
+// The softmax over successive blocks of keys. A part of kernels_impl.h.
 #pragma once
 
 #include <cstdint>
@@ -43,7 +43,7 @@ void row_max(float* s, int64_t s_stride, int64_t rows, int64_t columns, float sc
 
 float exp2_scalar(float x) { return Vector::reduce_max(Vector::exp2_nonpositive(Vector::set(x))); }
 
-// The exponentials in place of the scores, one or two vectors at a time.
+// Stores the exponentials in place of the scores, one or two vectors at a time.
 struct Exponentials {
   static void store(float* row, int64_t c, Float p) { Vector::store(row + c, p); }
   static void store(float* row, int64_t c, Float p0, Float p1) {
@@ -54,7 +54,7 @@ struct Exponentials {
   static float stored_sum(float sum) { return sum; }
 };
 
-// Of a row's exponentials, and of what was stored for them.
+// The sums of a row's exponentials, and of the stored ones.
 struct ExponentialSums {
   float sum;
   float stored;
@@ -89,7 +89,7 @@ ExponentialSums exponentials(float* row, int64_t columns, float offset) {
   return {sum, output.stored_sum(sum)};
 }
 
-// A row whose maximum is +inf: inf - inf would make every sum NaN, but lse must tell +inf from NaN.
+// For a row with a maximum of +inf: inf - inf would make every sum NaN, but lse must distinguish +inf from NaN.
 ExponentialSums sums_of_infinite_row(float* row, int64_t columns) {
   float sum = 0;
   for (int64_t c = 0; c < columns; ++c) {
@@ -99,8 +99,8 @@ ExponentialSums sums_of_infinite_row(float* row, int64_t columns) {
   return {sum, sum};
 }
 
-// log2 of what the sums so far are to be multiplied by when the maximum grows: the difference of the two rows'
-// references, each of which is rounded or not, see RowState.
+// log2 of the factor for the sums so far when the maximum grows. It is the difference of the two references, each of
+// which may be rounded (see RowState).
 float shrink_exponent(float before, bool before_large, float m, bool large) {
   if (before_large) {
     return large ? (before - m) * kLog2E : __builtin_fmaf(before, kLog2E, -(m * kLog2E));
@@ -125,7 +125,7 @@ void softmax_to(float* s, int64_t s_stride, int64_t rows, int64_t columns, const
       sums = sums_of_infinite_row(row, columns);
       Output::finish(row, columns);  // all-zero bits are zeros of every dtype
     } else {
-      // With nothing but masked keys so far, -inf - -inf must not become NaN: all exponentials are 0 instead.
+      // If all keys so far are masked, -inf - -inf must not become NaN: all exponentials are 0 instead.
       sums = exponentials<Output, true>(row, columns, m == kMinusInfinity ? 0.0f : m);
     }
     if (m != before) {
@@ -145,8 +145,8 @@ void softmax_to(float* s, int64_t s_stride, int64_t rows, int64_t columns, const
   }
 }
 
-// Written for the compiler to make vectors of. With sum = 2^e m and t = (m - 1) / (m + 1), where m is between sqrt(1/2)
-// and sqrt(2), log m = 2 atanh t, whose series leaves 1e-14 after t^17.
+// Written so that the compiler can vectorise it. With sum = 2^e m and t = (m - 1) / (m + 1), where m is between
+// sqrt(1/2) and sqrt(2), log m = 2 atanh t. The series up to t^17 has an error of 1e-14.
 void log_sums(const RowState* states, int64_t rows, double* logs) {
   constexpr double kLn2 = 0.69314718055994530942;
   constexpr int32_t kMantissaBits = 23;

@@ -19,17 +19,17 @@
 namespace flashlift::cuda {
 namespace {
 
-// Raised when the layout of an entry or of ForwardParams changes its meaning.
+// Increased when the format of an entry or the meaning of ForwardParams changes.
 constexpr const char* kFormat = "flashlift-cubin-1";
 
-// A header line that a foreign or torn file does not have: format, key, hash of what follows.
+// The header line of an entry: format, key, and hash of the code. Other files, and damaged ones, do not have it.
 std::string header(const std::string& key, std::string_view cubin) {
   return std::string(kFormat) + " " + key + " " + hash_hex(cubin) + "\n";
 }
 
 constexpr size_t kMostEntryBytes = size_t{64} << 20;
 
-// Nothing, with a warning, where the content is not all that was written.
+// The code of an entry. Nothing, with a warning, if the entry is incomplete.
 std::optional<std::string> cubin_of_entry(const std::string& content, const std::string& key) {
   const size_t line = content.find('\n');
   std::string cubin = line == std::string::npos ? "" : content.substr(line + 1);
@@ -40,7 +40,7 @@ std::optional<std::string> cubin_of_entry(const std::string& content, const std:
   return cubin;
 }
 
-// Beside this library's file, which can be trusted as far as the library.
+// A folder beside this library's file: whoever can write there can also replace the library.
 std::filesystem::path packaged_folder() {
   Dl_info info = {};
   std::error_code error;
@@ -53,7 +53,7 @@ constexpr std::chrono::hours kOldestTemporary{1};  // writing takes milliseconds
 
 bool is_entry(const std::string& name) { return name.ends_with(".cubin"); }
 
-// Also those of versions that named them after the process.
+// Also temporary files of older versions, which named them after the process.
 bool is_temporary(const std::string& name) {
   return name.starts_with(kTemporaryPrefix) || name.find(".cubin.tmp.") != std::string::npos;
 }

@@ -1,4 +1,4 @@
-// The cache of machine code on disk, and how it is filled.
+// The cache of machine code on disk.
 #pragma once
 
 #include <filesystem>
@@ -37,23 +37,24 @@ class CubinCache {
 // A hash of everything that the code depends on: format version, source, options, target, compiler.
 std::string cubin_key(const KernelSource& source, const std::string& compiler_version);
 
-// A file in the folder of machine code that came with the package: the version of the compiler that made it.
+// A file in the package's folder of machine code: the version of the compiler that made it.
 inline constexpr const char* kPackagedVersion = "nvrtc-version";
 
-// From such a folder, whose other files are a CubinCache's. Whatever NVRTC is here: none is needed.
+// Reads code from such a folder, whose other files are in the format of CubinCache. It does not need NVRTC, whatever
+// version is installed.
 std::optional<std::string> packaged_cubin(const std::filesystem::path& folder, const KernelSource& source);
 
-// From what came with the package, or from the disk cache, without loading NVRTC if its version is known
-// (nvrtc_version()), or compiled and put there. Where no folder can be trusted it is compiled, which is logged once.
-// Errors: those of Nvrtc.
+// Reads code from the package or from the disk cache, without loading NVRTC if its version is known (nvrtc_version()).
+// Otherwise compiles it, and stores it in the disk cache. If no folder can be trusted, it is compiled each time, which
+// is logged once. Errors: those of Nvrtc.
 Result<std::shared_ptr<const std::string>> cached_cubin(const KernelSource& source);
 
-// How a kernel got into the disk cache.
+// The result of store_cubin().
 struct StoredCubin {
   bool was_there = false;
   double seconds = 0;  // the time to find or compile it
 };
-// The same for the sake of the disk cache alone. Errors: those of Nvrtc; no folder can be trusted, or it takes no file.
+// Does the same for the disk cache alone. Fails like Nvrtc, and if no folder can be trusted or written.
 Result<StoredCubin> store_cubin(const KernelSource& source);
 
 }  // namespace flashlift::cuda

@@ -19,7 +19,7 @@ namespace {
 
 using Program = struct ProgramTag*;
 
-// wgmma with f16 and bf16 operands and setmaxnreg came with 12.0; tests run with 13.0.
+// wgmma with f16 and bf16 operands and setmaxnreg require 12.0; tests run with 13.0.
 constexpr int kOldestMajor = 12;
 
 template <typename Function>
@@ -28,7 +28,7 @@ bool find(void* library, const char* name, Function*& function) {
   return function != nullptr;
 }
 
-// NVRTC opens its builtins by name, which works only if they are on the loader's path or loaded already.
+// NVRTC opens its builtins by name. The loader finds them only if they are on its path or already loaded.
 void load_builtins(const std::filesystem::path& folder) {
   std::error_code ignored;
   for (const auto& entry : std::filesystem::directory_iterator(folder, ignored)) {
@@ -63,7 +63,7 @@ Result<const Nvrtc*> Nvrtc::get() {
 Result<const Nvrtc*> Nvrtc::load() {
   if (const auto path = environment_value(EnvironmentVariable::kNvrtc)) {
     if (!std::filesystem::path(*path).is_absolute()) {
-      // A relative one would run whatever lies in the current folder.
+      // With a relative path, any file in the current folder could be loaded.
       return invalid_argument("FLASHLIFT_NVRTC is {}; expected an absolute path", *path);
     }
     return open(std::string(*path));
@@ -161,7 +161,7 @@ Result<CompiledKernel> Nvrtc::compile(const KernelSource& source) const {
   if (functions_->log_size(program, &size) == 0 && size > 1) {
     kernel.log.resize(size);
     functions_->log(program, kernel.log.data());
-    kernel.log.resize(kernel.log.find_last_not_of('\0') + 1);  // it ends in more than one
+    kernel.log.resize(kernel.log.find_last_not_of('\0') + 1);  // there may be several zero bytes
   }
   if (compiled == 0 && functions_->cubin_size(program, &size) == 0) {
     kernel.cubin.resize(size);

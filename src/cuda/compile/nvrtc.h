@@ -1,4 +1,4 @@
-// NVIDIA's run-time compiler, loaded at its first use: Flashlift builds and loads without it.
+// NVIDIA's run-time compiler, loaded at first use: Flashlift can be built and loaded without it.
 #pragma once
 
 #include <string>
@@ -15,11 +15,11 @@ struct CompiledKernel {
 
 class Nvrtc {
  public:
-  // The one of this process: FLASHLIFT_NVRTC's file, or the first one new enough of nvrtc_candidates(). Errors:
-  // kNotFound with what was tried, kUnsupported if all are too old.
+  // This process's NVRTC: the file in FLASHLIFT_NVRTC, or the first of nvrtc_candidates() that is new enough. Errors:
+  // kNotFound with the list of tried files, kUnsupported if all are too old.
   static Result<const Nvrtc*> get();
 
-  // "13.0".
+  // For example "13.0".
   const std::string& version() const { return version_; }
   // The architectures that it supports: compute capabilities times ten, ascending.
   const std::vector<int>& architectures() const { return architectures_; }

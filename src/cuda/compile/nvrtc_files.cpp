@@ -11,14 +11,14 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// libnvrtc.so and its versions, but not libnvrtc-builtins.so. PyTorch's older wheels have a hash in the name:
-// libnvrtc-b51b459d.so.12.
+// Whether this is libnvrtc.so or a version of it, but not libnvrtc-builtins.so. Older wheels of PyTorch have a hash in
+// the name: libnvrtc-b51b459d.so.12.
 bool is_nvrtc(const std::string& name) {
   return name.starts_with("libnvrtc") && name.find(".so") != std::string::npos &&
          !name.starts_with("libnvrtc-builtins") && name.find(".alt.") == std::string::npos;
 }
 
-// The folder's, newest first.
+// Adds the NVRTC files in a folder, newest first.
 void add_folder(const fs::path& folder, std::vector<fs::path>& found) {
   std::vector<fs::path> here;
   std::error_code error;
@@ -31,7 +31,7 @@ void add_folder(const fs::path& folder, std::vector<fs::path>& found) {
   found.insert(found.end(), here.begin(), here.end());
 }
 
-// The folders in a folder whose names begin with this, the last one first.
+// The folders in `parent` whose names start with `start`, last one first.
 std::vector<fs::path> folders(const fs::path& parent, const std::string& start) {
   std::vector<fs::path> found;
   std::error_code error;
@@ -82,7 +82,7 @@ std::vector<fs::path> nvrtc_candidates(const NvrtcPlaces& places) {
   for (fs::path folder = places.own.parent_path(); folder.has_relative_path(); folder = folder.parent_path()) {
     if (folder.filename() == "site-packages" || folder.filename() == "dist-packages") {
       add_site_packages(folder, found);
-      add_folder(folder.parent_path().parent_path(), found);  // conda's: the lib of lib/python3.x/site-packages
+      add_folder(folder.parent_path().parent_path(), found);  // conda's lib, from lib/python3.x/site-packages
     }
   }
   for (const fs::path& prefix : places.environment) {

@@ -12,11 +12,11 @@ struct NvrtcPlaces {
   std::filesystem::path system[3];       // of CUDA's toolkits; may be empty
 };
 
-// Those of this process.
+// The places for this process.
 NvrtcPlaces nvrtc_places();
 
-// In the order in which to try them. A name without a folder is for the loader, which also finds a library that the
-// process has already loaded; all other files exist.
+// Files in the order in which to try them; all exist. A name without a folder is resolved by the loader, which also
+// finds a library that the process has already loaded.
 std::vector<std::filesystem::path> nvrtc_candidates(const NvrtcPlaces& places);
 
 }  // namespace flashlift::cuda

@@ -15,7 +15,7 @@ constexpr size_t kMostBytes = 8192;
 
 std::string file_name(const std::filesystem::path& path) { return hash_hex(path.string()) + ".nvrtc"; }
 
-// A line that another file does not have, and neither has this one once it is replaced.
+// A line that identifies the file's contents: it changes if the file is replaced.
 std::optional<std::string> identity(const std::filesystem::path& path) {
   struct stat status = {};
   if (!path.is_absolute() || stat(path.c_str(), &status) != 0) {
@@ -25,7 +25,7 @@ std::optional<std::string> identity(const std::filesystem::path& path) {
                      status.st_mtim.tv_sec, status.st_mtim.tv_nsec, path.string());
 }
 
-// The file that Nvrtc::get() tries first. Nothing where the loader looks for one.
+// The file that Nvrtc::get() tries first. Nothing if the loader searches for one.
 std::optional<std::filesystem::path> first_candidate() {
   if (const auto path = environment_value(EnvironmentVariable::kNvrtc)) {
     return std::filesystem::path(*path);
@@ -62,7 +62,7 @@ Result<std::string> nvrtc_version(const PrivateFolder* folder) {
   }
   FLASHLIFT_ASSIGN_OR_RETURN(const Nvrtc* nvrtc, Nvrtc::get());
   std::error_code error;
-  if (first && std::filesystem::equivalent(*first, nvrtc->path(), error)) {  // and not one behind it
+  if (first && std::filesystem::equivalent(*first, nvrtc->path(), error)) {  // and not a later candidate
     remember_nvrtc_version(*folder, *first, nvrtc->version());
   }
   return nvrtc->version();

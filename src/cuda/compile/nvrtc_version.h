@@ -15,7 +15,7 @@ void remember_nvrtc_version(const PrivateFolder& folder, const std::filesystem::
 // Nothing if no version is stored for the file in its current state.
 std::optional<std::string> remembered_nvrtc_version(const PrivateFolder& folder, const std::filesystem::path& path);
 
-// Nvrtc::get()'s version, without loading it where the folder remembers that of the file that would be loaded. Errors:
+// The version of Nvrtc::get(), without loading it if `folder` has the version of the file that would be loaded. Errors:
 // those of Nvrtc::get(). `folder` may be null.
 Result<std::string> nvrtc_version(const PrivateFolder* folder);
 

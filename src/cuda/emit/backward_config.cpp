@@ -12,14 +12,15 @@
 namespace flashlift::cuda {
 namespace {
 
-constexpr int kMostColumns = 128;  // of d_k, and of d_v, that a block's registers hold
+constexpr int kMostColumns = 128;  // of d_k, and of d_v, in the registers of a block
 constexpr int64_t kRowGradientBytes = 16;
-constexpr int64_t kReservedBytes = 1024;  // of each block's shared memory, by the driver
+constexpr int64_t kReservedBytes = 1024;  // of each block's shared memory, used by the driver
 
 constexpr int kHopper = 90;
 
-// May the program add so much to all scores of a row that lse, in f32, does not tell them apart? What it reads for a
-// query or a key is often a mask of such numbers; what it reads for a head, a factor.
+// Whether the program may add so large a number to all scores of a row that its lse, in f32, cannot represent their
+// differences. A tensor element read for a query or a key is often a mask with such numbers; one read for a head is
+// usually a factor.
 bool may_add_much(const Program& score_mod) {
   constexpr float kMuch = 1024.0f;
   const Motion motion(score_mod);
@@ -39,7 +40,7 @@ bool may_add_much(const Program& score_mod) {
 }
 
 struct Tiles {
-  int rows, columns, stages;  // rows: what a block works on; columns: what comes at a time
+  int rows, columns, stages;  // rows: processed by a block; columns: loaded at a time
 };
 
 int64_t shared_bytes(const ForwardConfig& config) {
@@ -80,11 +81,12 @@ constexpr Tiles kQueryTiles[] = {{64, 64, 2}, {64, 32, 2}, {64, 32, 1}, {32, 32,
                                  {32, 32, 1}, {32, 16, 1}, {16, 16, 1}};
 constexpr Tiles kNarrowKeyTiles[] = {{64, 64, 2}, {64, 32, 2}, {32, 32, 2}, {32, 16, 1}, {16, 16, 1}};
 constexpr Tiles kKeyTiles[] = {{64, 64, 1}, {64, 32, 1}, {32, 32, 2}, {32, 32, 1}, {32, 16, 1}, {16, 16, 1}};
-// Wide rows leave room for one block on a multiprocessor: it should be a large one.
+// With wide rows, a multiprocessor has room for only one block, which should be large.
 constexpr Tiles kWideTiles[] = {{128, 64, 1}, {64, 32, 2}, {64, 32, 1}, {32, 32, 2},
                                 {32, 32, 1},  {32, 16, 1}, {16, 16, 1}};
 
-// Shared memory for a block: all that there is for wide rows, otherwise for two blocks on a multiprocessor.
+// The shared memory of a block: all of it for wide rows, otherwise half of it, so that a multiprocessor runs two
+// blocks.
 int64_t available_bytes(const ForwardConfig& config, bool wide) {
   const bool large = config.architecture == 90 || config.architecture == 100;
   if (!large || config.dtype == DType::kF32) {
@@ -93,7 +95,7 @@ int64_t available_bytes(const ForwardConfig& config, bool wide) {
   return wide ? kHopperSharedBytes : kHopperSharedBytes / 2 - kReservedBytes;
 }
 
-// How d_out reaches the products.
+// The type in which the products read d_out.
 void define_d_out(DType dtype, DType d_out_dtype, std::vector<std::string>& list) {
   const bool converts = d_out_dtype != dtype;
   list.push_back(fmt::format("-DFL_D_OUT_CONVERTED={:d}", converts));
@@ -107,11 +109,11 @@ std::vector<std::string> with(std::vector<std::string> list, const ForwardConfig
   return list;
 }
 
-// The fused kernel's tiles, in the order of preference (measured on an H100: docs/lessons). Each has as many warps as
-// keep the sums of its keys in registers; two stages save a barrier a tile.
+// The fused kernel's tiles, in the order of preference (measured on an H100: docs/lessons). Each has enough warps to
+// keep the sums of its keys in registers. Two stages save one barrier for each tile.
 struct FusedTiles {
   int queries, keys, warps, stages, blocks;
-  int narrowest, widest;  // rows that it is for
+  int narrowest, widest;  // the narrowest and widest rows for these tiles
 };
 constexpr FusedTiles kFusedTiles[] = {
     {128, 128, 8, 2, 1, 1, 64},  {64, 64, 4, 1, 2, 1, 64},    {64, 128, 8, 2, 1, 97, 128},
@@ -224,14 +226,14 @@ int64_t sm90_shared_bytes(const Sm90BackwardKernel& kernel) {
   const ForwardConfig& config = kernel.config;
   const int64_t qk_row = 2 * round_up(config.head_dim_padded, 64);
   const int64_t v_row = 2 * round_up(config.value_dim_padded, 64);
-  // d_s, and parts of d_q: two of each.
+  // d_s, and parts of d_q, two of each.
   const int64_t fused = kernel.fused ? 2 * 2 * config.q_tile * config.kv_tile + 2 * 4 * 64 * 64 : 0;
   return config.q_tile * (qk_row + (kernel.sums_second ? v_row : 0)) +
          config.kv_tile * (config.stages * (qk_row + kStatisticBytes) + kernel.v_stages * v_row) + fused +
          kSm90Bookkeeping;
 }
 
-// As many stages as there is room for; those of q and k are held longer.
+// Chooses as many stages as fit. Those of q and k are in use for longer, and are added first.
 void choose_sm90_stages(Sm90BackwardKernel& kernel) {
   constexpr int kMostStages = 5;
   kernel.config.stages = 1;
@@ -250,7 +252,7 @@ void choose_sm90_stages(Sm90BackwardKernel& kernel) {
   kernel.config.shared_bytes = sm90_shared_bytes(kernel);
 }
 
-// Two warpgroups of 64 rows. Narrow heads leave registers for wide tiles, unless a program takes them.
+// Two warpgroups of 64 rows each. Narrow heads leave enough registers for wide tiles, unless a program needs them.
 Sm90BackwardKernel sm90_kernel(const Problem& problem, Sm90BackwardKernel kernel) {
   constexpr int kConsumers = 2;
   constexpr int kNarrow = 64;
@@ -293,7 +295,7 @@ std::string sm90_refusal(const Problem& problem, const ForwardConfig& config) {
 
 Result<Sm90Backward> choose_sm90_backward(const Problem& problem) {
   constexpr int kColumnsOfTwoSums = 256;
-  constexpr int kColumnsOfSharedOperands = 320;  // where the second sum's operand takes the place of the first's
+  constexpr int kColumnsOfSharedOperands = 320;  // if the second sum's operand replaces the first's
   const ForwardConfig common = common_config(problem);
   if (const std::string reason = sm90_refusal(problem, common); !reason.empty()) {
     return unsupported("{}", reason);
@@ -312,7 +314,7 @@ Result<Sm90Backward> choose_sm90_backward(const Problem& problem) {
     config.keys.config.producer_registers = 24;
     config.keys.config.consumer_registers = 240;
   }
-  // It adds to d_q what a key tile gives before <d_out, out> could be corrected: that must be exact from the beginning.
+  // It adds a key tile's part to d_q before <d_out, out> could be corrected: that number must be exact from the start.
   if (!keeps_exact_output(problem)) {
     config.not_fused = kRoundedOutput;
   } else if (std::max(common.head_dim_padded, common.value_dim_padded) > kMostColumns) {
@@ -381,13 +383,13 @@ int architecture_of(const Sm90Backward& config) { return config.queries.config.a
 
 int64_t fused_sum_bytes(const Sm90BackwardKernel& fused, int64_t q_len) {
   const ForwardConfig& config = fused.config;
-  const int64_t tiles = divide_up(q_len, config.kv_tile) + 1;  // with the one for no rows
+  const int64_t tiles = divide_up(q_len, config.kv_tile) + 1;  // one more, for rows that do not exist
   return tiles * config.kv_tile * round_up(config.head_dim_padded, 64) * static_cast<int64_t>(sizeof(float));
 }
 
 int64_t fused_sum_bytes(const Sm80FusedKernel& fused, int64_t q_len) {
   const ForwardConfig& config = fused.config;
-  const int64_t tiles = divide_up(q_len, config.q_tile) + 1;  // with the one for no rows
+  const int64_t tiles = divide_up(q_len, config.q_tile) + 1;  // one more, for rows that do not exist
   return tiles * config.q_tile * config.head_dim_padded * static_cast<int64_t>(sizeof(float));
 }
 
@@ -469,7 +471,7 @@ std::vector<std::string> definitions(const Sm90BackwardKernel& kernel) {
 }
 
 int row_threads(const Problem& problem) {
-  constexpr int64_t kPieceBytes = 16;  // that a thread reads at once
+  constexpr int64_t kPieceBytes = 16;  // read by a thread at once
   constexpr int kWarp = 32;
   const int64_t pieces =
       divide_up(problem.value_dim * static_cast<int64_t>(size_in_bytes(problem.out_dtype)), kPieceBytes);
@@ -480,7 +482,7 @@ int row_threads(const Problem& problem) {
   return threads;
 }
 
-// No more than the kernels read, so that problems share them. They read no captured tensors as arguments.
+// Defines only what the kernels read, so that problems can share them. They have no captured tensors as arguments.
 std::vector<std::string> preprocess_definitions(const Problem& problem, bool row_tiles) {
   std::vector<std::string> list = postprocess_definitions(problem, row_tiles);
   list.push_back(fmt::format("-DFL_OUT_F32={:d}", problem.out_dtype == DType::kF32));

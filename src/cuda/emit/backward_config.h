@@ -1,4 +1,4 @@
-// What the backward kernels are specialised for, and how their tiles are chosen.
+// The parameters for which backward kernels are specialised, including their tiles.
 #pragma once
 
 #include <optional>
@@ -15,52 +15,54 @@ enum class BackwardKind : uint8_t { kHopper, kPortable };
 inline constexpr size_t kBackwardKinds = 2;
 const char* to_string(BackwardKind kind);  // "cuda_sm90", "cuda_sm80": the name of the forward kernel that it goes with
 
-// The portable kernel that makes all gradients (kernels/sm80/backward_fused.cu): q_tile queries and kv_tile keys.
+// The portable kernel that computes all gradients (kernels/sm80/backward_fused.cu): q_tile queries and kv_tile keys.
 struct Sm80FusedKernel {
   ForwardConfig config;
   bool has_fallback = false;
 };
 
-// The portable kernels. Apart, one works on queries, the other on keys, and each multiplies the scores.
+// The portable kernels. Of the two separate kernels, one processes tiles of queries and the other tiles of keys, and
+// both compute the scores.
 struct Sm80Backward {
   std::optional<Sm80FusedKernel> fused;
-  std::string not_fused;  // why there is none
-  // Those apart run alone, or where only the preprocess can tell that a call is not for the fused one.
+  std::string not_fused;  // the reason if there is none
+  // The separate kernels run if there is no fused one, or if only the preprocess can find out that a call is not for
+  // it.
   bool runs_apart() const { return !fused || fused->has_fallback; }
   ForwardConfig queries;
-  ForwardConfig keys;  // it has q_tile keys a block, and kv_tile queries at a time
-  int chunks = 1;      // blocks among which the columns of d_k and d_v are divided
+  ForwardConfig keys;  // q_tile is the number of keys for a block, kv_tile that of queries loaded at a time
+  int chunks = 1;      // number of blocks that share the columns of d_k and d_v
 };
 
 // One of Hopper's kernels (kernels/sm90/backward_consumer.cuh).
 struct Sm90BackwardKernel {
-  ForwardConfig config;  // q_tile rows a block, kv_tile columns at a time, `stages` of q or k
-  int v_stages = 0;      // of v or d_out
+  ForwardConfig config;  // q_tile rows for a block, kv_tile columns at a time, `stages` of q or k
+  int v_stages = 0;      // stages of v or d_out
   bool rows_are_keys = false;
-  bool sums_first = false;   // p * d_out, or p * k
-  bool sums_second = false;  // d_s * q, or d_s * k
-  bool fused = false;        // rows are keys, and d_q is made too
+  bool sums_first = false;   // sums p * d_out, or p * k
+  bool sums_second = false;  // sums d_s * q, or d_s * k
+  bool fused = false;        // rows are keys, and d_q is computed, too
   bool has_fallback = false;
-  bool repeats = false;  // what the fused kernel could not do, if there is any of it
+  bool repeats = false;  // repeats the tiles that the fused kernel could not compute
 };
 
 struct Sm90Backward {
-  // Gives all gradients; the kernel for queries then only does again what a mask hides of keys that are not finite, and
-  // there are no others.
+  // Computes all gradients. The kernel for queries then only repeats tiles in which a mask hides keys that are not
+  // finite, and there are no other kernels.
   std::optional<Sm90BackwardKernel> fused;
-  std::string not_fused;  // why there is none
+  std::string not_fused;  // the reason if there is none
   Sm90BackwardKernel queries;
-  Sm90BackwardKernel keys;                   // gives d_k, and d_v too unless there is
-  std::optional<Sm90BackwardKernel> values;  // for rows so wide that a kernel's registers hold one sum only
-  // For calls of which only the preprocess can tell that they are not for these kernels: those whose d_out is not exact
-  // in the inputs' type, or with an lse so large that it is not exact.
+  Sm90BackwardKernel keys;                   // computes d_k, and also d_v unless the next kernel exists
+  std::optional<Sm90BackwardKernel> values;  // for rows so wide that a kernel's registers hold only one sum
+  // For calls of which only the preprocess can find out that they are not for these kernels: their d_out is not exact
+  // in the inputs' type, or an lse is so large that it is not exact.
   std::optional<Sm80Backward> fallback;
 
-  // The fused kernel leaves to the one for queries what only a mask can hide.
+  // The kernel for queries repeats tiles after the fused one, which is needed only if there is a mask.
   bool runs_queries() const { return !fused || queries.config.has_mask_mod; }
 };
 
-// Parts in which the fused kernel adds to a tile's d_q, and the bytes of a head's sums.
+// The number of parts in which the fused kernel adds to a tile's d_q, and the size in bytes of a head's sums.
 inline constexpr int kFusedParts = 2;
 int64_t fused_sum_bytes(const Sm90BackwardKernel& fused, int64_t q_len);
 int64_t fused_sum_bytes(const Sm80FusedKernel& fused, int64_t q_len);
@@ -99,10 +101,10 @@ std::vector<std::string> query_definitions(const Sm80Backward& config);
 std::vector<std::string> key_definitions(const Sm80Backward& config);
 std::vector<std::string> definitions(const CaptureConfig& config);
 std::vector<std::string> definitions(const Sm90BackwardKernel& kernel);
-// How many threads share a row of the output where the preprocess multiplies it.
+// The number of threads that share a row of the output in the preprocess.
 int row_threads(const Problem& problem);
-// Of the kernels before and behind the main part. row_tiles: are rows' statistics in tiles (kernels/common/
-// backward_params.h).
+// For the kernels before and after the main part. row_tiles: whether the statistics of rows are stored in tiles
+// (kernels/common/backward_params.h).
 std::vector<std::string> preprocess_definitions(const Problem& problem, bool row_tiles);
 std::vector<std::string> postprocess_definitions(const Problem& problem, bool row_tiles);
 

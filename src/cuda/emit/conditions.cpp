@@ -8,7 +8,7 @@
 namespace flashlift::cuda {
 namespace {
 
-// That `difference` is at most `bound`.
+// The condition that `difference` is at most `bound`.
 QueryBound at_most(const Linear& difference, int bound) {
   const int64_t rest = difference.constant - bound;
   if (difference.q == 0) {

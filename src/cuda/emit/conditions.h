@@ -1,4 +1,4 @@
-// What a mask_mod asks, as conditions that all must hold.
+// The conditions of a mask_mod: a key is kept if all of them hold.
 #pragma once
 
 #include <cstdint>
@@ -11,19 +11,19 @@ namespace flashlift::cuda {
 
 std::vector<ValueId> conditions(const Program& mask_mod);
 
-// Those that read captured tensors; none where all of them do.
+// The conditions that read captured tensors; none if all of them do.
 std::vector<ValueId> loading_conditions(const Program& mask_mod);
-// The mask_mod where those hold.
+// The mask_mod under the assumption that those conditions hold.
 Program without_loading_conditions(const Program& mask_mod);
 
-// What a condition says of the queries that see a key. kFirst, kLast: none comes before, or behind, kv * key +
-// constant. kAny: there are some only if that is at most 0.
+// A condition on the queries that see a key. kFirst, kLast: no such query is before, or after, kv * key + constant.
+// kAny: some query sees the key only if kv * key + constant is at most 0.
 struct QueryBound {
   enum class Kind : uint8_t { kFirst, kLast, kAny } kind = Kind::kAny;
   int kv = 0;
   int64_t constant = 0;
 };
-// All that the mask_mod asks, if comparisons of positions say it.
+// All conditions of the mask_mod, if they are comparisons of positions.
 std::optional<std::vector<QueryBound>> query_bounds(const Program& mask_mod);
 
 }  // namespace flashlift::cuda

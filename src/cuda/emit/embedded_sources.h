@@ -1,4 +1,4 @@
-// The files of src/cuda/kernels as text, put into the library when it is built (cmake/EmbedSources.cmake).
+// The files of src/cuda/kernels as text, embedded in the library (cmake/EmbedSources.cmake).
 #pragma once
 
 #include <span>
@@ -7,7 +7,7 @@
 namespace flashlift::cuda {
 
 struct EmbeddedSource {
-  std::string_view name;  // its path from src/, as it is included
+  std::string_view name;  // its path relative to src/, as in #include
   std::string_view text;
 };
 std::span<const EmbeddedSource> embedded_sources();

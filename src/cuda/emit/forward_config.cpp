@@ -24,7 +24,7 @@ bool divides_by_constant(const Program& program, const Node& node) {
   return divisor.op == Op::k_constant && std::isnormal(std::bit_cast<float>(static_cast<uint32_t>(divisor.payload)));
 }
 
-// May it give -inf for a finite score? Overflow aside.
+// Whether the program may return -inf for a finite score, apart from overflow.
 bool may_mask(const Program& score_mod) {
   return std::any_of(score_mod.nodes.begin(), score_mod.nodes.end(), [&](const Node& node) {
     if (node.type != Type::kF32) {
@@ -40,7 +40,8 @@ bool may_mask(const Program& score_mod) {
   });
 }
 
-// Does it keep all keys to one side of the query's, as a causal mask does? Such masks waste little of wide tiles.
+// Whether the mask only compares the key's position with the query's, like a causal mask. Such masks leave little of a
+// wide tile unused.
 bool is_one_comparison(const Program& mask_mod) {
   const auto compares = [](const Node& node) {
     return node.op == Op::k_lt || node.op == Op::k_le || node.op == Op::k_gt || node.op == Op::k_ge;
@@ -68,7 +69,7 @@ int64_t portable_shared_bytes(const ForwardConfig& config) {
   return config.q_tile * qk_row + config.stages * config.kv_tile * (qk_row + v_row) + probabilities;
 }
 
-// Registers of a consumer thread that live through the loop: scores, probabilities, accumulator.
+// Registers of a consumer thread that are live during the whole loop: scores, probabilities, accumulator.
 int hopper_live_registers(const ForwardConfig& config) {
   return config.kv_tile / 2 + config.kv_tile / 4 + config.value_dim_padded / 2;
 }
@@ -76,8 +77,8 @@ int hopper_live_registers(const ForwardConfig& config) {
 void set_warpgroups(ForwardConfig& config, int consumers) {
   config.q_tile = 64 * consumers;
   config.threads = 128 * (consumers + 1);
-  // Their sum over all threads may not exceed what the block begins with. Under a mask the scout needs some, too, and
-  // more if it reads captured tensors.
+  // All threads together may not have more registers than the block starts with. Under a mask the scout needs some,
+  // too, and more if it reads captured tensors.
   const bool scouts = config.has_mask_mod || config.has_score_mod;
   switch (consumers) {
     case 2:
@@ -105,9 +106,9 @@ bool has_short_rows(LengthClass length) { return length <= LengthClass::kUpTo204
 
 int widest_row(const ForwardConfig& config) { return std::max(config.head_dim_padded, config.value_dim_padded); }
 
-// Tiles measured on an H200; docs/lessons has the figures. More consumer warpgroups hide more latency, and read each
-// key for more queries, where their registers suffice; otherwise there are two, with as many keys at a time as
-// registers and shared memory allow. Of a short sequence, or under a mask, many rows compute much that is not there.
+// Tiles measured on an H200; docs/lessons has the figures. If registers suffice, more consumer warpgroups hide more
+// latency and use each key for more queries. Otherwise there are two, with as many keys at a time as registers and
+// shared memory allow. For short sequences and under masks, large tiles compute many scores that do not count.
 void choose_hopper_tiles(const Problem& problem, LengthClass length, ForwardConfig& config) {
   constexpr size_t kSmallProgram = 16;
   const bool has_mods = config.has_score_mod || config.has_mask_mod;
@@ -117,7 +118,7 @@ void choose_hopper_tiles(const Problem& problem, LengthClass length, ForwardConf
   const int widest = widest_row(config);
   if (!config.dropout) {  // its random numbers take registers
     if (widest <= 64 && config.has_mask_mod && short_rows) {
-      // Of the small ones, a warpgroup passes over those that its rows do not see; they leave programs few registers.
+      // With the small tiles, a warpgroup skips those that its rows do not see. They leave few registers for programs.
       if (!small_mods || config.scout_loads) {
         return set_tiles(config, 2, 128, 4, true);
       }
@@ -147,15 +148,16 @@ void choose_hopper_tiles(const Problem& problem, LengthClass length, ForwardConf
       return set_tiles(config, 3, 80, 4, false);
     }
   }
-  // Under a mask alone the warpgroups do better left alone, unless the products are long or the mask waits for loads.
+  // Under a mask alone, warpgroups are faster without taking turns, unless the products are long or the mask loads
+  // tensors.
   const bool mask_alone = config.has_mask_mod && !config.has_score_mod && !config.scout_loads;
-  // In the shortest rows of wide heads small tiles reach less far beyond the diagonal.
+  // For wide heads with the shortest rows, small tiles compute fewer scores beyond the diagonal.
   const bool fine = mask_alone && shortest_rows && config.value_dim_padded > 128;
   set_tiles(config, 2, 0, kHopperStages, !mask_alone || (config.value_dim_padded > 128 && !fine));
   for (const int kv_tile : {176, 160, 128, 112, 96, 80, 64}) {
     config.kv_tile = kv_tile;
     const bool narrow = (has_mods && kv_tile > 128) || (fine && kv_tile > 64);  // programs need registers, too
-    const bool torn = config.dropout && kv_tile % 64;  // random numbers come for 64 keys at a time
+    const bool torn = config.dropout && kv_tile % 64;  // random numbers are generated for 64 keys at a time
     if (!narrow && !torn && hopper_live_registers(config) <= 196 && hopper_shared_bytes(config) <= kHopperSharedBytes) {
       break;
     }
@@ -177,8 +179,8 @@ ForwardConfig common_config(const Problem& problem) {
   config.value_dim = static_cast<int>(problem.value_dim);
   config.head_dim_padded = static_cast<int>(round_up(problem.head_dim, 16));
   config.value_dim_padded = static_cast<int>(round_up(problem.value_dim, 32));
-  // Without a score_mod the scale is folded into the softmax, which then takes its maximum over unscaled scores.
-  // f32 scores are scaled first, so that nothing is lost in the exponent.
+  // Without a score_mod, the softmax applies the scale, so that its maximum is that of unscaled scores. f32 scores are
+  // scaled before, so that their exponents keep all bits.
   config.has_score_mod = problem.score_mod.has_value() || problem.scale <= 0.0f || problem.dtype == DType::kF32;
   config.has_mask_mod = problem.mask_mod.has_value();
   config.redo_all = problem.drops_keys() || (problem.score_mod && may_mask(*problem.score_mod));
@@ -187,7 +189,7 @@ ForwardConfig common_config(const Problem& problem) {
   config.want_row_max = problem.want_row_max;
   config.want_residual = problem.want_residual;
   config.dropout = problem.drops_keys();
-  // Dropout leaves other keys out of the output than of the sums, so that these do not tell how its weights add up.
+  // With dropout, the sums are over other keys than the output, so that they do not give the sum of its weights.
   config.exact_sums =
       problem.dtype != DType::kF32 && problem.want_lse && keeps_exact_output(problem) && !config.dropout;
   config.keep_mask = problem.keep_mask;
@@ -214,7 +216,7 @@ const char* to_string(KernelKind kind) {
   return "?";
 }
 
-// Sets what one bulk copy brings of a page. Errors: kUnsupported where pages are too small.
+// Sets the number of a page's rows in one bulk copy. Fails with kUnsupported if pages are too small.
 Status choose_page_piece(ForwardConfig& config) {
   config.page_piece = std::gcd(config.page_size, config.kv_tile);
   if (config.page_piece % kSwizzledRows != 0) {
@@ -233,10 +235,10 @@ Result<ForwardConfig> choose_hopper_config(const Problem& problem, LengthClass l
   config.architecture = 90;
   config.vector_output = problem.value_dim % 8 == 0;
   choose_hopper_tiles(problem, length, config);
-  config.plain_rounds = !has_short_rows(length);  // half as much code again, and 2 to 7 % of long rows
-  // Taking turns, all warpgroups need as many rounds.
+  config.plain_rounds = !has_short_rows(length);  // half as much code again, and 2 to 7 % faster for long rows
+  // Warpgroups that take turns must all do the same number of rounds.
   config.skips = !config.plain_rounds && config.has_mask_mod && !config.ping_pong && config.kv_tile <= 64;
-  // Without normalisation the output is relative to the true maximum, and row maxima are the true ones.
+  // Without normalisation, the output is relative to the true maximum. Row maxima must be the true ones, too.
   config.maximum_lag = problem.normalize && !problem.want_row_max ? kHopperMaximumLag : 0;
   config.prefetch_q = config.plain_rounds || !config.has_mask_mod || widest_row(config) <= 64;
   FLASHLIFT_RETURN_IF_ERROR(choose_page_piece(config));
@@ -262,7 +264,7 @@ Result<ForwardConfig> choose_bulk_decode_config(const Problem& problem, int arch
   config.kind = KernelKind::kBulkDecode;
   config.architecture = architecture;
   config.q_tile = 16;
-  // Two blocks on a multiprocessor: one reads while the other puts shares together.
+  // Half of the shared memory, so that a multiprocessor runs two blocks: one loads while the other combines results.
   constexpr int64_t kAvailable = kHopperSharedBytes / 2 - 2 * kHopperBookkeeping;
   const int64_t q_bytes = config.q_tile * (config.head_dim_padded + 8) * 2;
   const int64_t row = (round_up(config.head_dim_padded, 64) + round_up(config.value_dim_padded, 64)) * 2;
@@ -286,7 +288,8 @@ Result<ForwardConfig> choose_decode_config(const Problem& problem, int architect
   config.kind = KernelKind::kDecode;
   config.architecture = architecture;
   config.q_tile = 16;
-  // Two blocks on a multiprocessor where it has the memory: one reads while the other puts shares together.
+  // Half of the shared memory if it is large, so that a multiprocessor runs two blocks: one loads while the other
+  // combines results.
   const bool large = architecture == 90 || architecture == 100;
   const int64_t available = large ? kHopperSharedBytes / 2 - kHopperBookkeeping : kPortableSharedBytes;
   for (const DecodeTiles tiles : kDecodeTiles) {
@@ -304,18 +307,19 @@ Result<ForwardConfig> choose_decode_config(const Problem& problem, int architect
 
 constexpr int64_t kReservedShared = 1024;
 
-// The portable kernel's tiles for 16-bit inputs, in the order of preference (measured on an H100: docs/lessons). Two
-// fragments a warp halve what is read from shared memory for a product, which is what bounds a warp; wide heads have no
-// registers for it. Two blocks on a multiprocessor hide each other's softmax, and so do the warps of a large one.
+// The portable kernel's tiles for 16-bit inputs, in the order of preference (measured on an H100: docs/lessons). A
+// product's speed is limited by its reads of shared memory, which two fragments for each warp halve; wide heads have no
+// registers for that. The softmax of one block overlaps with the products of another on the same multiprocessor, and
+// likewise between the warps of a large block.
 struct PortableTiles {
   int q_tile, kv_tile, fragments, blocks;
-  bool masks = true;  // is it for problems with a mask, too
+  bool masks = true;  // whether it is also for problems with a mask
 };
 constexpr PortableTiles kPortableTiles[] = {{128, 128, 2, 2}, {128, 96, 2, 2, false}, {128, 64, 2, 2},
                                             {128, 32, 2, 2},  {64, 64, 1, 3},         {64, 80, 1, 2},
                                             {64, 64, 1, 2},   {128, 64, 1, 1},        {128, 32, 1, 1}};
 
-// Do the sums of both products fit into the registers of a thread?
+// Whether the registers of a thread hold the sums of both products.
 bool sums_fit(const PortableTiles& tiles, const ForwardConfig& config) {
   return tiles.fragments * (config.value_dim_padded + tiles.kv_tile) / 2 <= (tiles.blocks > 2 ? 128 : 192);
 }
@@ -361,7 +365,7 @@ Result<ForwardConfig> choose_portable_config(const Problem& problem, int archite
     config.blocks = tiles.blocks;
     config.threads = 2 * tiles.q_tile / tiles.fragments;
     config.shared_bytes = portable_half_shared_bytes(config);
-    // Keys that share one of dropout's counters are neighbours in groups of 64.
+    // Keys that share one of dropout's counters are consecutive in groups of 64.
     const bool suits = (tiles.masks || !config.has_mask_mod) && (!config.dropout || 128 % tiles.kv_tile == 0);
     if (suits && sums_fit(tiles, config) && tiles.blocks * (config.shared_bytes + kReservedShared) <= available) {
       return config;

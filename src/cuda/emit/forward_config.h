@@ -1,4 +1,4 @@
-// What a forward kernel is specialised for, and how its tiles are chosen.
+// The parameters for which a forward kernel is specialised, including its tiles.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@ const char* to_string(KernelKind kind);  // "cuda_sm90_decode", "cuda_decode", "
 
 struct ForwardConfig {
   KernelKind kind = KernelKind::kPortable;
-  // Is it one of those for few queries, whose tiles are of all rows that share keys?
+  // Whether this is a kernel for few queries, whose tiles contain all rows that share keys.
   bool decodes() const { return kind == KernelKind::kBulkDecode || kind == KernelKind::kDecode; }
   int architecture = 80;  // of the machine code: 80, 86, 89, 90, 100, 120
   DType dtype = DType::kBF16;
@@ -37,22 +37,22 @@ struct ForwardConfig {
   int producer_registers = 0;
   int consumer_registers = 0;
   bool ping_pong = false;
-  bool plain_rounds = false;  // code of their own for the rounds between a query tile's first and last
-  bool prefetch_q = false;    // the next query tile's Q into the L2 cache
-  int q_stages = 1;           // query tiles whose Q has room
+  bool plain_rounds = false;  // separate code for the rounds between the first and the last of a query tile
+  bool prefetch_q = false;    // prefetches the next query tile's Q into the L2 cache
+  int q_stages = 1;           // number of query tiles whose Q fits into shared memory
   bool scout_loads = false;   // the mask reads captured tensors
-  bool skips = false;         // a warpgroup passes over key tiles that its own rows do not see
+  bool skips = false;         // a warpgroup skips key tiles that none of its own rows sees
 
   // The portable kernel for 16-bit inputs only.
-  int fragments = 0;  // of 16 rows that a warp has
-  int blocks = 0;     // on a multiprocessor, for which registers suffice
+  int fragments = 0;  // number of 16-row fragments of a warp
+  int blocks = 0;     // number of blocks on a multiprocessor for which registers suffice
 
   // Whole 16-byte stores of the output: its rows must be contiguous and aligned.
   bool vector_output = false;
 
   bool has_score_mod = false;
   bool has_mask_mod = false;
-  bool redo_all = false;  // keys of any tile may take no part: see kernels/common/redo.cuh
+  bool redo_all = false;  // keys of any tile may be masked although they are not finite: see kernels/common/redo.cuh
   bool has_sinks = false;
   bool want_lse = false;
   bool want_row_max = false;
@@ -62,48 +62,49 @@ struct ForwardConfig {
   bool keep_mask = false;
   bool dropout_words = false;
   int page_size = 0;
-  int page_piece = 0;  // keys of a page that one bulk copy brings
-  // How far, in powers of two, a row's running maximum may stay behind the true one before the accumulator is rescaled.
-  // Where it may, the largest probability is rounded to 16 bits too, which otherwise is 1: of rows that are nearly all
-  // one key this is the only error there is. On Hopper it is allowed, since most tiles then need no rescaling, which is
-  // 2 to 9 % of the time (docs/lessons); elsewhere rescaling is cheap.
+  int page_piece = 0;  // number of a page's keys in one bulk copy
+  // The number of powers of two by which a row's running maximum may be below the true one before the accumulator is
+  // rescaled. If it may, the largest probability is also rounded to 16 bits, whereas it otherwise is exactly 1: in rows
+  // with nearly all probability at one key, this is the only error. Hopper's kernel uses it, because most tiles then
+  // need no rescaling, which saves 2 to 9 % of the time (docs/lessons). In other kernels rescaling is cheap.
   int maximum_lag = 0;
   bool normalize = true;
   EmptyRows empty_rows = EmptyRows::kZero;
   int captures = 0;
 };
 
-// Shared memory that a block may have on sm_86, 89 and 120; sm_80, 90 and 100 have more.
+// The shared memory that a block may have on sm_86, 89 and 120; sm_80, 90 and 100 have more.
 inline constexpr int64_t kPortableSharedBytes = 101376;
 inline constexpr int64_t kHopperSharedBytes = 232448;  // on sm_90 and 100
-// Of a multiprocessor. A block may have all of it but 1 KiB, which the driver reserves for each.
+// The shared memory of a multiprocessor. A block may have all of it except 1 KiB, which the driver reserves for each
+// block.
 int64_t shared_memory(int architecture);
 
-// Whether an output is not rounded, or comes with what rounding takes from it: the backward pass takes <d_out, out>
-// from such a one.
+// Whether the output is not rounded, or is stored with its rounding error: from such an output the backward pass can
+// compute <d_out, out>.
 inline bool keeps_exact_output(const Problem& problem) {
   return problem.want_residual || problem.out_dtype == DType::kF32;
 }
 
-// What follows from the problem alone, whatever the kernel: no tiles, no memory.
+// The part of a configuration that depends on the problem alone, without tiles and memory.
 ForwardConfig common_config(const Problem& problem);
-// The Hopper kernel's configuration. Its tiles are chosen for the length; the problem's own is not read. Errors:
+// The Hopper kernel's configuration. Its tiles are chosen for the given length, not for the problem's own. Errors:
 // kUnsupported with the reason.
 Result<ForwardConfig> choose_hopper_config(const Problem& problem, LengthClass length);
-// That of the kernel for few queries with bulk copies, for an architecture of at least 90. Errors: kUnsupported with
-// the reason.
+// The configuration of the kernel for few queries that uses bulk copies, for an architecture of at least 90. Errors:
+// kUnsupported with the reason.
 Result<ForwardConfig> choose_bulk_decode_config(const Problem& problem, int architecture);
-// That of the kernel for few queries, for an architecture of at least 80. Takes any problem, though it is slow with
-// many queries. Errors: kUnsupported with the reason.
+// The configuration of the kernel for few queries, for an architecture of at least 80. It supports any problem, but is
+// slow with many queries. Errors: kUnsupported with the reason.
 Result<ForwardConfig> choose_decode_config(const Problem& problem, int architecture);
-// The portable kernel's, for an architecture of at least 80. Errors: kUnsupported with the reason.
+// The portable kernel's configuration, for an architecture of at least 80. Errors: kUnsupported with the reason.
 Result<ForwardConfig> choose_portable_config(const Problem& problem, int architecture);
 
-// That of any kind of kernel, for an architecture that can run it. Errors: kUnsupported with the reason.
+// The configuration of any kind of kernel, for an architecture that can run it. Errors: kUnsupported with the reason.
 Result<ForwardConfig> choose_forward_config(const Problem& problem, KernelKind kind, LengthClass length,
                                             int architecture);
 
-// "128x176 tiles, 2 stages, ..." for people.
+// A readable description, such as "128x176 tiles, 2 stages, ...".
 std::string describe(const ForwardConfig& config);
 
 // The configuration as preprocessor definitions, one -D option each.

@@ -12,7 +12,7 @@
 namespace flashlift::cuda {
 
 std::string KernelSource::fingerprint() const {
-  // Lengths keep neighbouring fields from running into each other.
+  // Each field starts with its length, so that different lists of fields never give the same text.
   std::string all;
   const auto add = [&](std::string_view field) {
     all += std::to_string(field.size()) + ":";
@@ -35,7 +35,7 @@ namespace {
 
 using Headers = std::vector<std::pair<std::string, std::string>>;
 
-// A kernel's main file with all headers, and generated ones.
+// A kernel's main file, with all headers and generated ones.
 KernelSource source_of(std::string name, Headers generated, std::vector<std::string> options, int architecture) {
   KernelSource source;
   source.name = std::move(name);

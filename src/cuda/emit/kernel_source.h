@@ -1,4 +1,4 @@
-// The whole input of one kernel's compilation.
+// The complete input of one kernel's compilation.
 #pragma once
 
 #include <string>
@@ -13,18 +13,18 @@ struct KernelSource {
   std::string name;  // of the main file
   std::string text;
   std::vector<std::pair<std::string, std::string>> headers;  // by the name they are included with
-  std::vector<std::string> options;                          // definitions; the target is the compiler's to name
+  std::vector<std::string> options;                          // definitions; the compiler adds the target
   int architecture = 80;
   bool architecture_specific = false;  // sm_90a instead of sm_90
 
-  // Everything that the machine code depends on besides the compiler, as one text to hash.
+  // Everything that the machine code depends on, except the compiler, as one text to hash.
   std::string fingerprint() const;
 };
 
 // `problem` is verified and simplified, and is what `config` was chosen for.
 KernelSource forward_source(const Problem& problem, const ForwardConfig& config);
 
-// Of the portable backward kernels that run apart: two files, since their tiles differ.
+// Sources of the separate portable backward kernels. There are two, because their tiles differ.
 struct Sm80BackwardSources {
   KernelSource queries;
   KernelSource keys;

@@ -8,12 +8,12 @@
 
 namespace flashlift::cuda {
 
-// Which kernel is fastest and which tiles are depends on the number of queries. A kernel is compiled once for each
-// class that calls belong to, when the first of them comes. In ascending order; numbers are of queries.
+// The fastest kernel and its tiles depend on the number of queries. A kernel is compiled once for each class, at the
+// class's first call. The classes are in ascending order; numbers are of queries.
 enum class LengthClass : uint8_t { kFewRows, kUpTo1024, kUpTo2048, kUpTo4096, kLonger };
 inline constexpr size_t kLengthClasses = 5;
 
-// Query rows that share keys and values, up to which reading these is what a call costs: kFewRows.
+// For at most this many query rows that share keys and values, a call's time is that of reading these: kFewRows.
 inline constexpr int64_t kFewRowsAtMost = 64;
 
 inline LengthClass length_class(const Problem& problem, int64_t q_len) {

@@ -15,7 +15,7 @@
 namespace flashlift::cuda {
 namespace {
 
-// Does it load anything at a position that moves with the keys?
+// Whether the program loads an element whose index depends on the key.
 bool loads_by_key(const std::optional<Program>& program) {
   if (!program) {
     return false;
@@ -29,8 +29,8 @@ bool loads_by_key(const std::optional<Program>& program) {
   return false;
 }
 
-// May a score_mod give -inf in all of a tile, by a constant or by what it loads? Only then are its intervals worth
-// evaluating.
+// Whether a score_mod may return -inf in a whole tile, because of a constant or of what it loads. Otherwise it is not
+// worth evaluating its intervals.
 bool masks(const std::optional<Program>& score_mod) {
   if (!score_mod) {
     return false;
@@ -71,7 +71,7 @@ void add_bounded_captures(const Problem& problem, const Program& program, std::v
 
 constexpr const char* kFunction = "__device__ __forceinline__";
 
-// What the two kinds of program differ in.
+// Names in which the two kinds of program differ.
 struct Names {
   const char* function;  // score_mod
   const char* prefix;    // score
@@ -96,9 +96,9 @@ std::string emit_struct(const Program& program, const Names& names, const char* 
   return text + " };\n";
 }
 
-// <name>Row, <name>Column and what gives them: the program's searches that depend on the query or the key alone, which
-// are loops, and which no compiler computes once where they stand many times. Two columns agree if no search changes
-// from the one key to the other, and then none does between them.
+// Emits <name>Row, <name>Column and the functions that compute them. They contain the results of the program's searches
+// that depend on the query or the key alone. These are loops, and no compiler moves their copies out of a tile's loops.
+// Two columns agree if all searches have the same results for both keys, and therefore for the keys between them.
 std::string emit_searches(const Problem& problem, const Program& program, const Names& names) {
   Emitter rows(problem, program, Part::kRow);
   Emitter columns(problem, program, Part::kColumn);
@@ -116,8 +116,8 @@ std::string emit_searches(const Problem& problem, const Program& program, const 
   return text + fmt::format(";\n}}\n#define FL_{}_COLUMNS {:d}\n\n", names.upper, !columns.given().empty());
 }
 
-// <name>OfQuery, <name>OfKey: what the program reads of captured tensors for a query or for a key alone, what gives
-// them, a lane's from another lane, and the program that is given them.
+// Emits <name>OfQuery and <name>OfKey (the elements of captured tensors that the program reads for a query or for a key
+// alone), the functions that compute them or copy them from another lane, and the program that uses them.
 std::string emit_values(const Problem& problem, const Program& program, const Names& names) {
   Emitter of_query(problem, program, Part::kOfQuery);
   Emitter of_key(problem, program, Part::kOfKey);
@@ -146,7 +146,7 @@ std::string emit_values(const Problem& problem, const Program& program, const Na
   return text + Emitter(problem, program, Part::kOfValues).body() + "}\n\n";
 }
 
-// Statements that give the first and the last query that see a key, where that is all that the mask_mod asks.
+// Statements that compute the first and the last query that see a key, if the mask_mod can be expressed so.
 std::optional<std::string> range_statements(const Program& mask_mod) {
   const std::optional<std::vector<QueryBound>> bounds = query_bounds(mask_mod);
   if (!bounds) {
@@ -170,8 +170,8 @@ std::optional<std::string> range_statements(const Program& mask_mod) {
   return text;
 }
 
-// <name>Mod: the program with all that applying it to a tile takes (kernels/common/mods.cuh), by names that the two
-// kinds of program share.
+// Emits <name>Mod, which contains everything that is needed to apply the program to a tile (kernels/common/mods.cuh).
+// Its members have the same names for both kinds of program.
 std::string emit_mod(const Names& names, bool straight) {
   const char* raw = *names.before != '\0' ? "raw, " : "";
   std::string text = fmt::format(
@@ -200,7 +200,7 @@ std::string emit_mod(const Names& names, bool straight) {
   return text + "};\n\n";
 }
 
-// <name>Tile: what a mask keeps of a tile whose rows or columns are keys, for the backward kernels.
+// Emits <name>Tile, for the backward kernels: the mask of a tile whose rows or columns are keys.
 std::string emit_mask_tile(const Program& program, const Names& names) {
   const std::optional<std::string> range = range_statements(program);
   std::string text = fmt::format(
@@ -228,7 +228,7 @@ std::string emit_mask_tile(const Program& program, const Names& names) {
   return text + "};\n\n";
 }
 
-// A program and all that the kernels ask of it beside its intervals.
+// Emits a program and all functions that the kernels need, except its intervals.
 std::string emit_program(const Problem& problem, const Program& program, const Names& names) {
   const auto head = [&](const char* suffix, const char* query) {
     return fmt::format(
@@ -371,7 +371,7 @@ std::string emit_programs(const Problem& problem) {
   if (problem.score_mod) {
     text += fmt::format("#define FL_SCORE_FACTOR {}\n\n", float_text(last_factor(problem, *problem.score_mod).factor));
     text += emit_program(problem, *problem.score_mod, kScoreNames);
-  } else {  // for a scale that cannot be folded into the softmax
+  } else {  // for a scale that the softmax cannot apply
     text += fmt::format(
         "#define FL_SCORE_FACTOR 1.0f\n#define FL_SCORE_COLUMNS 0\n#define FL_SCORE_STRAIGHT_LOADS 0\n"
         "#define FL_SCORE_ZEROS 0\n"

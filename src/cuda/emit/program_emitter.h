@@ -1,4 +1,4 @@
-// Score programs as CUDA C++.
+// Emits score programs as CUDA C++.
 #pragma once
 
 #include <string>
@@ -56,13 +56,13 @@ std::string emit_bounds(const Problem& problem);
 //   FL_GRADIENT_SEARCHES, FL_MASK_SEARCHES: do the derivative and mask_mod search.
 std::string emit_gradient(const Problem& problem, const std::vector<bool>& wants_gradient);
 
-// A captured tensor whose block bounds let masks be decided for whole tiles.
+// A captured tensor. The bounds of its blocks decide masks for whole tiles.
 struct BoundedCapture {
-  size_t index = 0;  // into problem.captures
+  size_t index = 0;  // in problem.captures
   int rows = 1;      // of a block: more than one if a tile reads several rows of the tensor
 };
-// Those that the mask_mod, or a score_mod that masks, reads at a position that moves along their last dimension; floats
-// in a score_mod only if they are one for each key and the same for all heads, as masks are.
+// The tensors that the mask_mod, or a score_mod that masks, reads at a position that changes along their last
+// dimension. Floats in a score_mod count only if there is one for each key and all heads share it, as in a mask.
 std::vector<BoundedCapture> bounded_captures(const Problem& problem);
 
 }  // namespace flashlift::cuda

@@ -30,18 +30,18 @@ std::string constant_text(const Node& node) {
   switch (node.type) {
     case Type::kI1:
       return node.payload != 0 ? "true" : "false";
-    case Type::kI32:  // through unsigned: the lowest value has no literal
+    case Type::kI32:  // as unsigned, since the lowest value has no literal
       return fmt::format("static_cast<i32>({}u)", static_cast<uint32_t>(node.payload));
     case Type::kI64:
       return fmt::format("static_cast<i64>({}ull)", static_cast<uint64_t>(node.payload));
-    case Type::kF32:  // by its bits, so that NaN and infinities need no names
+    case Type::kF32:  // as bits, since NaN and infinity have no literals
       return fmt::format("__int_as_float(0x{:08x}) /* {} */", static_cast<uint32_t>(node.payload),
                          std::bit_cast<float>(static_cast<uint32_t>(node.payload)));
   }
   return "?";
 }
 
-// How tightly an operation is known over intervals.
+// Whether the device can evaluate the operation on intervals.
 bool has_interval_form(const Program& program, const Node& node) {
   const Type operand = node.operands.empty() ? node.type : program.nodes[node.operands.back()].type;
   switch (score::operation(node.op).cuda_interval) {

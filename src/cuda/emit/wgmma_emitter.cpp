@@ -13,10 +13,11 @@ std::string repeated(int count, const char* format) {
   return list;
 }
 
-// All steps of a product, as one statement: NVRTC takes time for each register that a statement names.
+// A product of several steps in one statement: NVRTC's time grows with the number of registers that its statements
+// name.
 class Product {
  public:
-  // Sums of n columns: n / 2 registers of a thread, d. `rest`: what an instruction says of its operands.
+  // Sums of n columns: n / 2 registers of a thread, d. `rest`: the instruction's operands after the descriptors.
   Product(int n, const char* type, const char* rest)
       : registers_(n / 2),
         instruction_(fmt::format("wgmma.mma_async.sync.aligned.m64n{}k16.f32.{}.{}", n, type, type)),
@@ -24,26 +25,26 @@ class Product {
 
   int registers() const { return registers_; }
 
-  // An input of the statement.
+  // Adds an input of the statement and returns its name.
   std::string input(const char* constraint, const std::string& expression) {
     inputs_ += fmt::format("{}\"{}\"({})", inputs_.empty() ? "" : ", ", constraint, expression);
     return fmt::format("%{}", registers_ + inputs_count_++);
   }
 
-  // A descriptor so much behind another one. `name`: "x" or "y", until the next of that name.
+  // A descriptor at an offset from another one. `name`: "x" or "y", valid until the next call with that name.
   std::string behind(const char* name, const std::string& descriptor, const std::string& offset) {
     line(fmt::format("add.s64 {}, {}, {};", name, descriptor, offset));
     return name;
   }
 
-  // `adds`: a predicate; "p" and "t" are those of body().
+  // `adds`: a predicate. body() sets "p" and "t".
   void step(const std::string& left, const std::string& right, const char* adds) {
     line(
         fmt::format("{} {{{}}}, {}, {}, {}, {};", instruction_, repeated(registers_, "%{}"), left, right, adds, rest_));
   }
 
-  // p says whether `adds` is not 0, t is true. reads: the registers hold something. (What may accumulate reads its
-  // registers even if it is told not to, and so keeps their old values alive.)
+  // Sets p to `adds` != 0, and t to true. reads: whether the registers hold a value. (An instruction that may
+  // accumulate reads its registers even if told not to, which keeps their old values alive.)
   std::string body(const std::string& adds, bool reads) const {
     return fmt::format(
         "  asm volatile(\"{{\\n.reg .pred p, t;\\n.reg .b64 x, y;\\nsetp.ne.b32 p, {}, 0;\\nsetp.eq.b32 t, 0, 0;\\n\"\n"
@@ -63,11 +64,11 @@ class Product {
 };
 
 constexpr const char* kFunction = "__device__ __forceinline__ void";
-constexpr int kBoxSteps = 4;      // of 16 elements, in a row of 128 bytes
-constexpr int kRowsOfStep = 128;  // 16 rows of 128 bytes, in a descriptor's unit
+constexpr int kBoxSteps = 4;      // steps of 16 elements in a row of 128 bytes
+constexpr int kRowsOfStep = 128;  // 16 rows of 128 bytes, in the unit of descriptors
 
-// Scores: both operands in shared memory, along the sums. 16 elements are 32 bytes of a row; after a row comes the next
-// box. Overwrites d.
+// Scores: both operands are in shared memory, contiguous along the sum. 16 elements are 32 bytes of a row; the next box
+// comes after a row. Overwrites d.
 std::string emit_scores(const char* name, int n, int dim, const char* type, bool reads) {
   Product product(n, type, "1, 1, 0, 0");
   const std::string a = product.input("l", "a");
@@ -84,7 +85,7 @@ std::string emit_scores(const char* name, int n, int dim, const char* type, bool
                      kFunction, name, product.registers(), product.body("0", reads));
 }
 
-// Output, or another sum: factors in registers, the other operand in shared memory along its rows.
+// The output, or another sum: factors in registers; the other operand in shared memory, contiguous along its rows.
 std::string emit_sum(int n, int rows, const char* type) {
   Product product(n, type, "1, 1, 1");
   const std::string b = product.input("l", "b");
@@ -101,7 +102,7 @@ std::string emit_sum(int n, int rows, const char* type) {
                      product.registers(), rows / 4, product.body(adds, true));
 }
 
-// A part of d_q, of d_s and K, both along their rows, which are keys. Overwrites d.
+// A part of d_q: d_s times K, both contiguous along their rows, which are keys. Overwrites d.
 std::string emit_dq(int columns, int keys, const char* type) {
   Product product(columns, type, "1, 1, 1, 1");
   const std::string a = product.input("l", "a");

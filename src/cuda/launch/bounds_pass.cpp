@@ -11,7 +11,7 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int64_t kEntryBytes = 2 * sizeof(int64_t);
 
-// Blocks of a tensor that share bounds: those of kernels/common/capture_bounds.cuh.
+// The number of a tensor's blocks with common bounds, as in kernels/common/capture_bounds.cuh.
 int64_t block_count(const CaptureArgument& capture, int rank, int block_rows) {
   int64_t blocks = 1;
   for (int d = 0; d < rank; ++d) {
@@ -37,8 +37,9 @@ Status BoundsPasses::load(const LoadedLibrary& library) {
   return {};
 }
 
-// 0 where they are not worth computing: of a tensor with an element for each score, or for those of few heads only, the
-// pass would take a good part of the time that the products take, which skipped tiles can save.
+// The number of blocks, or 0 if their bounds are not worth computing. For a tensor with an element for each score, or
+// one that few heads read, the pass would take a large part of the products' time, and skipped tiles save no more than
+// that.
 int64_t BoundsPasses::blocks(const Pass& pass, const ForwardParams& params) const {
   constexpr int64_t kProductsPerByte = 256;
   const CaptureArgument& capture = params.captures[pass.capture.index];

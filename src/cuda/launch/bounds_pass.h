@@ -1,4 +1,4 @@
-// The pass before a kernel that finds the bounds of captured tensors' blocks, by which tiles are skipped.
+// The pass that computes the bounds of captured tensors' blocks before a kernel, which skips tiles by them.
 #pragma once
 
 #include <vector>
@@ -11,18 +11,18 @@ namespace flashlift::cuda {
 
 class BoundsPasses {
  public:
-  // Those of the problem's bounded_captures().
+  // For the problem's bounded_captures().
   BoundsPasses(const Problem& problem, const Device& device);
-  // Takes their kernel from a library compiled for the problem. Before that launch() cannot be called.
+  // Takes the kernels from a library compiled for the problem. Must be called before launch().
   Status load(const LoadedLibrary& library);
 
   bool empty() const { return passes_.empty(); }
   // Device memory that launch() needs for a call.
   int64_t bytes(const ForwardParams& params) const;
-  // The kernel's arguments, BoundsArguments of the generated code; null where no tensor of the call is worth a pass.
-  // Lets the captures of `params` know where their bounds will be.
+  // The kernel's arguments (BoundsArguments of the generated code), or null if no tensor of the call is worth a pass.
+  // Also sets the addresses of the bounds in the captures of `params`.
   void* place(ForwardParams& params, CuPointer memory, std::vector<BoundsArgument>& arguments) const;
-  // All of them by a kernel of their own.
+  // Computes all bounds in a launch of their own.
   Status launch(const Driver& driver, ForwardParams& params, CuPointer memory, CuStream stream) const;
 
  private:

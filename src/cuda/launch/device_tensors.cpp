@@ -25,7 +25,7 @@ Span span_of(const TensorView& view) {
   return span;
 }
 
-constexpr int64_t kLeastAllocation = 16;  // of a tensor without elements: the driver refuses 0 bytes
+constexpr int64_t kLeastAllocation = 16;  // for a tensor without elements: the driver refuses 0 bytes
 
 }  // namespace
 

@@ -1,4 +1,4 @@
-// A call's tensors in a GPU's memory, for callers whose own are in the host's: the command line and the tests.
+// A call's tensors in GPU memory, for callers with tensors in host memory: the command line and the tests.
 #pragma once
 
 #include <optional>
@@ -9,12 +9,12 @@
 
 namespace flashlift::cuda {
 
-// Copies of host tensors with the same strides; freed with the object. The GPU's context is current for as long as it
-// lives, on the thread that created it.
+// Copies of host tensors with the same strides, freed with the object. The GPU's context is current on the creating
+// thread during the object's lifetime.
 class DeviceTensors {
  public:
-  // Copies every tensor, outputs too: what a kernel must not write is then seen to be unchanged.
-  // Errors: those of get_device; kInternal with the driver's reason where memory is short.
+  // Copies every tensor, including outputs, to check that a kernel does not change what it must not write. Errors:
+  // those of get_device; kInternal with the driver's reason if memory is short.
   static Result<DeviceTensors> copy_of(const AttentionArguments& host, int ordinal);
   ~DeviceTensors();
   DeviceTensors(DeviceTensors&&) noexcept = default;
@@ -38,12 +38,12 @@ class DeviceTensors {
   std::vector<CuPointer> memory_;
 };
 
-// The same of a backward call.
+// The same for a backward call.
 class DeviceGradients {
  public:
   static Result<DeviceGradients> copy_of(const BackwardArguments& host, int ordinal);
 
-  // Its forward call's tensors are there too, to be filled by a forward call.
+  // These include the forward call's tensors, which a forward call must fill.
   const BackwardArguments& views() const { return views_; }
   // Waits for the default stream and copies out, lse, row_max and all gradients into the host's tensors.
   Status fetch(const BackwardArguments& host) const;
@@ -55,7 +55,7 @@ class DeviceGradients {
   BackwardArguments views_;
 };
 
-// Measures the default stream's work between two points. Needs a current context.
+// Measures the time of the default stream's work between two points. Needs a current context.
 class Timer {
  public:
   static Result<Timer> create();

@@ -7,7 +7,7 @@
 namespace flashlift::cuda {
 namespace {
 
-// Context-independent kernels (cuLibrary*) and bulk tensor copies came with 12.0.
+// Context-independent kernels (cuLibrary*) and bulk tensor copies require 12.0.
 constexpr int kOldestDriver = 12000;
 
 Result<const Driver*> load() {
@@ -23,7 +23,7 @@ Result<const Driver*> load() {
       missing += (missing.empty() ? "" : ", ") + std::string(name);
     }
   };
-  // The names with a version are what cuda.h maps the plain ones to.
+  // Names with a version are those to which cuda.h maps the plain ones.
   find(driver->cuInit, "cuInit");
   find(driver->cuDriverGetVersion, "cuDriverGetVersion");
   find(driver->cuGetErrorString, "cuGetErrorString");
@@ -139,7 +139,7 @@ Result<CurrentContext> CurrentContext::of(const Driver& driver, CuStream stream,
   CuContext current = nullptr;
   FLASHLIFT_RETURN_IF_ERROR(driver.check(driver.cuCtxGetCurrent(&current), "cuCtxGetCurrent"));
   CuContext wanted = current;
-  // 0, 1 and 2 are the default streams of whatever context is current.
+  // 0, 1 and 2 are default streams of the current context.
   if (reinterpret_cast<uintptr_t>(stream) > 2) {
     FLASHLIFT_RETURN_IF_ERROR(driver.check(driver.cuStreamGetCtx(stream, &wanted), "cuStreamGetCtx"));
   } else if (current == nullptr) {

@@ -1,5 +1,5 @@
-// The CUDA driver's entry points that Flashlift uses, declared by hand and loaded when first asked for: no CUDA header
-// at build time, and the same binary runs where there is no GPU.
+// The functions of the CUDA driver that Flashlift uses. They are declared by hand and loaded at first use, so that the
+// build needs no CUDA header, and the same binary runs without a GPU.
 #pragma once
 
 #include <cstddef>
@@ -10,11 +10,12 @@
 
 namespace flashlift::cuda {
 
-// The driver's own types. Handles are opaque pointers; enumerators carry the driver's values.
+// The driver's own types. Handles are opaque pointers; enumerators have the driver's values.
 using CuDevice = int;
 using CuContext = struct CuContextTag*;
 using CuLibrary = struct CuLibraryTag*;
-// Of a library. The driver takes its function in one context wherever it takes the kernel; cuda.h casts between them.
+// A kernel of a library. The driver accepts its function in one context wherever it accepts the kernel; cuda.h casts
+// between the two.
 using CuKernel = struct CuKernelTag*;
 using CuFunction = CuKernel;
 using CuStream = struct CuStreamTag*;
@@ -39,7 +40,7 @@ enum CuUserObjectFlags : unsigned { kNoDestructorSync = 1 };
 enum CuRetainFlags : unsigned { kRetainMove = 1 };
 
 struct Driver {
-  // Null members: the driver lacks them. Names are the driver's.
+  // A member is null if the driver lacks it. Names are the driver's.
   CuResult (*cuInit)(unsigned) = nullptr;
   CuResult (*cuDriverGetVersion)(int*) = nullptr;
   CuResult (*cuGetErrorString)(CuResult, const char**) = nullptr;
@@ -86,11 +87,11 @@ struct Driver {
   CuResult (*cuTensorMapEncodeTiled)(void*, int, uint32_t, void*, const uint64_t*, const uint64_t*, const uint32_t*,
                                      const uint32_t*, int, int, int, int) = nullptr;
 
-  int version = 0;  // of CUDA that it is for: 13000 is 13.0
+  int version = 0;  // the CUDA version that it supports: 13000 is 13.0
 
-  // The initialised driver of this process. Errors: kNotFound where there is none, kUnsupported where it is too old.
+  // The initialised driver of this process. Errors: kNotFound if there is none, kUnsupported if it is too old.
   static Result<const Driver*> get();
-  // An error that names the call, for a result other than 0.
+  // Converts a result other than 0 to an error that names the call.
   Status check(CuResult result, const char* call) const;
 };
 
@@ -102,24 +103,24 @@ struct Device {
   int multiprocessors = 0;
   int64_t memory_bytes = 0;
   int64_t l2_bytes = 0;
-  int64_t shared_bytes = 0;  // that one block may have
+  int64_t shared_bytes = 0;  // maximum for one block
 };
 
-// How many GPUs the driver shows. Errors: what Driver::get() says.
+// The number of GPUs that the driver shows. Errors: those of Driver::get().
 Result<int> device_count();
-// Errors: kNotFound where there is no such device, and what Driver::get() says.
+// Errors: kNotFound if there is no such device, and those of Driver::get().
 Result<Device> get_device(int ordinal);
 
-// Makes a context current for as long as it lives, unless it already is.
+// Makes a context current during its lifetime, unless it already is.
 class CurrentContext {
  public:
-  // The stream's context; for the default stream the thread's current one, or the device's primary one.
+  // The stream's context; for the default stream, the thread's current one or the device's primary one.
   static Result<CurrentContext> of(const Driver& driver, CuStream stream, CuDevice device);
   ~CurrentContext();
   CurrentContext(CurrentContext&& other) noexcept;
   CurrentContext& operator=(CurrentContext&&) = delete;
 
-  // No other context of the process ever has it, unlike the handle.
+  // Unlike the handle, no other context of the process ever has this id.
   uint64_t id() const { return id_; }
 
  private:

@@ -28,10 +28,10 @@ int heads_per_section(const ForwardParams& params, const ForwardConfig& config, 
   return static_cast<int>(groups_per_section(heads, config, device) * params.group);
 }
 
-// Among how many blocks the keys of a unit are divided: enough to fill all multiprocessors, no more than have work, and
-// so that the last wave of blocks is as full as can be. More of them means more to put together.
+// The number of blocks that share the keys of a unit: enough to fill all multiprocessors, each with some work, and so
+// that the last wave of blocks is as full as possible. More blocks mean more partial results to combine.
 int choose_splits(int64_t units, int64_t tiles, int64_t slots) {
-  constexpr int64_t kLeastTiles = 2;  // of a split
+  constexpr int64_t kLeastTiles = 2;  // for each split
   constexpr int64_t kMostSplits = 128;
   constexpr double kGoodEnough = 0.96;
   const int64_t most = std::clamp<int64_t>(tiles / kLeastTiles, 1, kMostSplits);
@@ -102,7 +102,7 @@ Status Forward::State::prepare(const AttentionArguments& arguments, ForwardParam
   return bulk ? encode_key_maps(arguments, params) : Status();
 }
 
-// Into tiles, and these into blocks' work, by the lengths.
+// Divides the work into tiles, and these among blocks, by the call's lengths.
 Status Forward::State::divide(ForwardParams& params) const {
   const bool decode = config.decodes();
   const int64_t rows = int64_t{params.q_len} * (decode ? params.group : 1);
@@ -141,7 +141,7 @@ Status Forward::State::encode_query_map(const AttentionArguments& arguments, For
 Status Forward::State::encode_key_maps(const AttentionArguments& arguments, ForwardParams& params) const {
   TensorView k = arguments.k;
   TensorView v = arguments.v;
-  if (k.element_count() == 0) {  // never read, but a descriptor needs a tensor
+  if (k.element_count() == 0) {  // never read, but a descriptor needs some tensor
     k = v = arguments.q;
   }
   const int keys = config.page_size > 0 ? config.page_piece : config.kv_tile;
@@ -156,7 +156,7 @@ int64_t Forward::State::counter_bytes(const ForwardParams& params) const {
 }
 
 int64_t Forward::State::partial_bytes(const ForwardParams& params) const {
-  constexpr int64_t kPadding = 8;  // floats of a row: see kernels/sm80/decode.cuh
+  constexpr int64_t kPadding = 8;  // floats for each row: see kernels/sm80/decode.cuh
   const bool split = config.decodes() && params.splits > 1;
   return split ? int64_t{params.total_tiles} * config.q_tile * (config.value_dim_padded + kPadding) * kFloatBytes : 0;
 }
@@ -192,7 +192,7 @@ int64_t Forward::workspace_bytes() const {
   const State& state = *state_;
   ForwardParams params;
   fill_lengths(state.problem, params);
-  // Lengths that no launch numbers take no memory.
+  // Lengths that are too large for a launch need no memory: the launch fails.
   return state.divide(params).ok()
              ? state.counter_bytes(params) + state.partial_bytes(params) + state.bounds.bytes(params)
              : 0;

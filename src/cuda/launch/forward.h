@@ -1,4 +1,4 @@
-// Fused attention, forward, on a GPU.
+// The fused forward pass on a GPU.
 #pragma once
 
 #include <memory>
@@ -13,16 +13,17 @@ namespace flashlift::cuda {
 // Immutable and safe to call from any thread.
 class Forward {
  public:
-  // `problem` is verified and simplified. Calls of any length run; those of `length` are what the tiles suit. Errors:
-  // kUnsupported with the reason why this kind of kernel does not take the problem; what the compiler says.
+  // `problem` is verified and simplified. Calls of any length can run; the tiles are chosen for those of `length`.
+  // Errors: kUnsupported with the reason why this kind of kernel does not support the problem, and those of the
+  // compiler.
   static Result<Forward> compile(const Problem& problem, const Device& device, KernelKind kind, LengthClass length,
                                  const KernelCompiler& compile_kernel);
 
-  // Launches on `stream`; `arguments` are verified and their memory is the device's. Errors: kUnsupported where this
-  // kind of kernel cannot read the arguments' strides: nothing was launched then.
+  // Launches on `stream`. `arguments` are verified and in the device's memory. Errors: kUnsupported if this kind of
+  // kernel cannot read the arguments' strides: then nothing was launched.
   Status run(const AttentionArguments& arguments, CuStream stream) const;
 
-  // Bytes of device memory that a call of the problem's own lengths uses besides.
+  // Device memory in bytes that a call of the problem's own lengths uses besides its arguments.
   int64_t workspace_bytes() const;
 
   const ForwardConfig& config() const;

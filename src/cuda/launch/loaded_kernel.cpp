@@ -37,7 +37,7 @@ Result<CuFunction> ContextFunctions::get(const CurrentContext& context) {
   auto found = std::ranges::find(entries_, context.id(), [](const auto& entry) { return entry->context; });
   if (found == entries_.end()) {
     CuFunction function = nullptr;
-    // It may load the code into the context, which must not be refused because some stream is capturing.
+    // This call may load the code into the context. The driver would refuse that while some stream is capturing.
     int mode = kCaptureRelaxed;
     driver_.cuThreadExchangeStreamCaptureMode(&mode);
     const CuResult result = driver_.cuKernelGetFunction(&function, kernel_);

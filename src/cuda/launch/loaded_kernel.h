@@ -1,4 +1,4 @@
-// A cubin in the driver's hands.
+// Machine code that the driver has loaded.
 #pragma once
 
 #include <atomic>
@@ -13,10 +13,10 @@
 
 namespace flashlift::cuda {
 
-// Gives the machine code of a source: from a cache, or compiled. Called from any thread.
+// Returns the machine code of a source, from a cache or compiled. May be called from any thread.
 using KernelCompiler = std::function<Result<std::shared_ptr<const std::string>>(const KernelSource&)>;
 
-// Independent of contexts: the driver puts the code into a context when it first runs there.
+// Independent of contexts: the driver loads the code into a context when it first runs there.
 class LoadedLibrary {
  public:
   static Result<std::shared_ptr<const LoadedLibrary>> compile(const KernelSource& source,
@@ -25,7 +25,7 @@ class LoadedLibrary {
   LoadedLibrary(const LoadedLibrary&) = delete;
   LoadedLibrary& operator=(const LoadedLibrary&) = delete;
 
-  // With leave to use so much dynamic shared memory on the device.
+  // The kernel, allowed to use that much dynamic shared memory on the device.
   Result<CuKernel> kernel(const std::string& name, CuDevice device, int64_t shared_bytes) const;
 
  private:
@@ -34,12 +34,12 @@ class LoadedLibrary {
   CuLibrary library_;
 };
 
-// A kernel as its contexts' functions, which are launched faster than the kernel. Safe to call from any thread.
+// The functions of a kernel in each context, which are launched faster than the kernel. Safe to call from any thread.
 class ContextFunctions {
  public:
   ContextFunctions(const Driver& driver, CuKernel kernel) : driver_(driver), kernel_(kernel) {}
 
-  // That of the current context.
+  // The function of the current context.
   Result<CuFunction> get(const CurrentContext& context);
 
  private:
@@ -50,7 +50,7 @@ class ContextFunctions {
 
   const Driver& driver_;
   CuKernel kernel_;
-  std::atomic<const Entry*> last_ = nullptr;  // which is the one, as a rule
+  std::atomic<const Entry*> last_ = nullptr;  // usually the only one
   std::mutex mutex_;
   std::vector<std::unique_ptr<const Entry>> entries_;
 };

@@ -12,7 +12,7 @@ namespace flashlift::cuda {
 namespace {
 
 Status fill_captures(const std::vector<TensorView>& views, ForwardParams& params) {
-  const int least = params.q_len > 0 && params.kv_len > 0 ? 1 : 0;  // without scores no program is run
+  const int least = params.q_len > 0 && params.kv_len > 0 ? 1 : 0;  // without scores, no program runs
   for (size_t i = 0; i < views.size(); ++i) {
     CaptureArgument& capture = params.captures[i];
     capture.data = views[i].data;
@@ -26,7 +26,7 @@ Status fill_captures(const std::vector<TensorView>& views, ForwardParams& params
         return unsupported("the last dimension of captured tensor {} has a stride of {} elements, expected 32 bits", i,
                            views[i].strides[d]);
       }
-      // (A search counts the elements, even if they are one.)
+      // A search counts all elements, even if they are one element in memory.
       const bool shared = views[i].rank > 1 && views[i].strides[d] == 0;
       capture.sizes[d] = static_cast<int>(shared ? std::min<int64_t>(views[i].sizes[d], 1) : views[i].sizes[d]);
       capture.strides[d] = views[i].strides[d];

@@ -1,4 +1,4 @@
-// What the parameters of all kernels have in common.
+// Parameters that all kernels share.
 #pragma once
 
 #include "cuda/kernels/common/forward_params.h"
@@ -11,12 +11,12 @@ Strides strides_of(const TensorView& view);  // of a tensor of rank 4
 // Whether 16-byte copies can read the tensor's rows.
 bool has_vector_rows(const TensorView& view);
 
-// Fills all but what depends on a kernel's tiles and memory. `arguments` are verified. Errors: kUnsupported for
-// captured tensors beyond 32-bit indices.
+// Fills in all parameters that do not depend on a kernel's tiles and memory. `arguments` are verified. Errors:
+// kUnsupported for captured tensors that need more than 32-bit indices.
 Status fill_params(const Problem& problem, const AttentionArguments& arguments, ForwardParams& params);
 
-// Fills the lengths only, with those of the problem itself. A captured tensor's dimension that the problem leaves open
-// is taken to be the longer one of q_len and kv_len.
+// Fills in only the lengths, with those of the problem itself. For a captured tensor's dimension that the problem
+// leaves open, it assumes the larger one of q_len and kv_len.
 void fill_lengths(const Problem& problem, ForwardParams& params);
 
 }  // namespace flashlift::cuda

@@ -12,13 +12,14 @@ constexpr int64_t kChunkBytes = 64 * 1024;
 }  // namespace
 
 StreamMemoryPool::~StreamMemoryPool() {
-  // A context that is gone has freed its memory; the driver then answers with an error, which changes nothing.
+  // If a context was destroyed, its memory is already free, and the driver returns an error that can be ignored.
   for (const CuPointer pointer : allocations_) {
     driver_.cuMemFree(pointer);
   }
 }
 
-// On a stream of its own and waited for: the caller's may be capturing, and what it captures runs again and again.
+// Clears the memory on a stream of its own, and waits for it: the caller's stream may be capturing, and would clear it
+// again in each replay.
 Result<CuPointer> StreamMemoryPool::allocate_zeroed(int64_t bytes) const {
   CuPointer pointer = 0;
   FLASHLIFT_RETURN_IF_ERROR(driver_.check(driver_.cuMemAlloc(&pointer, static_cast<size_t>(bytes)), "cuMemAlloc"));
@@ -42,7 +43,8 @@ Result<CuPointer> StreamMemoryPool::cut(uint64_t context, int64_t bytes) {
   Chunk& chunk = chunks_[context];
   if (chunk.left < bytes) {
     const int64_t size = std::max(bytes, kChunkBytes);
-    // Allocating is not part of work being captured, so it must not be refused because some stream is capturing.
+    // The driver would refuse to allocate while some stream is capturing, although the allocation is not part of the
+    // graph.
     int mode = kCaptureRelaxed;
     driver_.cuThreadExchangeStreamCaptureMode(&mode);
     const Result<CuPointer> memory = allocate_zeroed(size);
@@ -59,7 +61,7 @@ Result<CuPointer> StreamMemoryPool::cut(uint64_t context, int64_t bytes) {
   return piece;
 }
 
-// Pieces that became too small stay until the pool goes: an earlier launch may still use them.
+// Pieces that became too small are kept until the pool is destroyed, because an earlier launch may still use them.
 Status StreamMemoryPool::enlarge(uint64_t context, int64_t counter_bytes, int64_t scratch_bytes, StreamMemory& memory) {
   if (memory.counter_bytes < counter_bytes) {
     FLASHLIFT_ASSIGN_OR_RETURN(memory.counters, cut(context, counter_bytes));
@@ -72,7 +74,7 @@ Status StreamMemoryPool::enlarge(uint64_t context, int64_t counter_bytes, int64_
   return {};
 }
 
-// Called by the driver when no graph that the memory was captured into is left, nor runs.
+// The driver calls this when the last graph that captured the memory is destroyed and no longer runs.
 void StreamMemoryPool::give_back(void* held) {
   const std::unique_ptr<HeldByGraph> memory(static_cast<HeldByGraph*>(held));
   if (const std::shared_ptr<Returned> home = memory->home.lock()) {
@@ -81,7 +83,7 @@ void StreamMemoryPool::give_back(void* held) {
   }
 }
 
-// The first that is large enough, or the last one, to be enlarged.
+// The first piece that is large enough; otherwise the last one, which the caller enlarges.
 StreamMemory StreamMemoryPool::take_returned(uint64_t context, int64_t counter_bytes, int64_t scratch_bytes) {
   const std::lock_guard lock(returned_->mutex);
   std::vector<StreamMemory>& returned = returned_->memory[context];
@@ -98,7 +100,7 @@ StreamMemory StreamMemoryPool::take_returned(uint64_t context, int64_t counter_b
   return memory;
 }
 
-// Memory nodes of the graph would do, too, but a graph that has them cannot be part of another one, as XLA makes them.
+// Memory nodes would also work, but a graph with memory nodes cannot be part of another graph, as XLA uses them.
 Status StreamMemoryPool::leave_to_graph(CuStream stream, uint64_t context, const StreamMemory& memory) const {
   int status = 0;
   CuGraph graph = nullptr;
@@ -131,7 +133,7 @@ Result<StreamMemory> StreamMemoryPool::get(const CurrentContext& context, CuStre
     FLASHLIFT_RETURN_IF_ERROR(leave_to_graph(stream, context.id(), memory));
     return memory;
   }
-  // An id, not the handle: a destroyed stream's handle can come back while its last launch still runs.
+  // The id instead of the handle: a new stream may get a destroyed stream's handle while its last launch still runs.
   unsigned long long stream_id = 0;
   FLASHLIFT_RETURN_IF_ERROR(driver_.check(driver_.cuStreamGetId(stream, &stream_id), "cuStreamGetId"));
   StreamMemory& memory = streams_[Key{context.id(), stream_id}];

@@ -1,4 +1,4 @@
-// Small device memory that launches on one stream share: launches on a stream run one after the other, so they can;
+// Small device memory for launches. Launches on the same stream share it, because they run one after the other;
 // launches on different streams must not.
 #pragma once
 
@@ -15,7 +15,7 @@ namespace flashlift::cuda {
 struct StreamMemory {
   CuPointer counters = 0;  // zeroed ints, zero again after every launch
   int64_t counter_bytes = 0;
-  CuPointer scratch = 0;  // of unknown content
+  CuPointer scratch = 0;  // with undefined content
   int64_t scratch_bytes = 0;
 };
 
@@ -27,14 +27,14 @@ class StreamMemoryPool {
   StreamMemoryPool(const StreamMemoryPool&) = delete;
   StreamMemoryPool& operator=(const StreamMemoryPool&) = delete;
 
-  // The stream's memory in `context`, the current one, with at least so many bytes. Pieces are cut from chunks, so that
-  // only a first call allocates, or one that needs more than any before. A launch being captured into a graph gets
-  // memory of its own for as long as the graph lives: when and beside what it will run is not known.
+  // The stream's memory in `context`, which must be current, with at least this many bytes. Pieces are cut from chunks,
+  // so that only a first call allocates, or one that needs more than any before. A launch that is captured into a graph
+  // gets memory of its own during the graph's lifetime, since the graph may run at any time and beside anything.
   Result<StreamMemory> get(const CurrentContext& context, CuStream stream, int64_t counter_bytes,
                            int64_t scratch_bytes);
 
  private:
-  // What graphs have given back, by context. A graph may outlive the pool.
+  // Memory that graphs have returned, by context. A graph may outlive the pool.
   struct Returned {
     std::mutex mutex;
     std::map<uint64_t, std::vector<StreamMemory>> memory;

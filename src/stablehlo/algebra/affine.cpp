@@ -65,7 +65,7 @@ Delinearized delinearize(const Affine& offset, const std::vector<int64_t>& shape
   }
   std::vector<Affine> indices(rank);
   for (const auto& [atom, coefficient] : offset.terms) {
-    // The major-most dimension whose stride the coefficient reaches; dimensions of size 1 hold nothing.
+    // The major-most dimension whose stride is at most the coefficient. Dimensions of size 1 are skipped.
     size_t d = 0;
     while (d < rank && (shape[d] == 1 || strides[d] > coefficient)) {
       ++d;

@@ -12,7 +12,7 @@ namespace {
 
 using score::Interval;
 
-// Far from where 64-bit arithmetic on such numbers and factors could overflow.
+// With numbers and factors up to these limits, 64-bit arithmetic is far from overflow.
 constexpr int64_t kLargest = int64_t{1} << 33;
 constexpr int64_t kLargestFactor = int64_t{1} << 20;
 
@@ -24,7 +24,7 @@ bool is_rounding(const SymArena& arena, SymId id) {
   return arena.is_op(id, Op::k_round_bf16) || arena.is_op(id, Op::k_round_f16);
 }
 
-// Nothing if the number becomes infinite.
+// Returns nothing if the number becomes infinite.
 std::optional<float> rounded(Op op, std::optional<float> x) {
   if (!x) {
     return std::nullopt;
@@ -83,7 +83,7 @@ Interval Bounds::compute(SymId id) {
   return result;
 }
 
-// A comparison of integers by their difference.
+// Compares integers by the sign of their difference.
 std::optional<Interval> Bounds::compare(const Sym& sym) {
   const bool is_comparison = sym.op == Op::k_eq || sym.op == Op::k_ne || sym.op == Op::k_lt || sym.op == Op::k_le ||
                              sym.op == Op::k_gt || sym.op == Op::k_ge;
@@ -113,7 +113,7 @@ std::optional<Interval> Bounds::range(const Linear& sum) {
     if (factor == 0) {
       continue;
     }
-    // The terms are no sums themselves, so this does not come back here.
+    // The terms are not sums, so that this call does not recurse endlessly.
     const Interval& x = of(term);
     if (!is_small(x) || !is_factor(factor)) {
       return std::nullopt;
@@ -162,7 +162,7 @@ Bounds::Linear Bounds::compute_linear(SymId id) {
     }
     result.constant *= by;
   }
-  // It must not wrap, nor may the sums of it.
+  // Neither the result nor sums of a few such results may wrap.
   const auto within = range(result);
   const Interval all = Interval::everything(sym.type == Type::kI32 ? Type::kI32 : Type::kI64);
   return within && is_small(*within) && within->lo >= all.lo && within->hi <= all.hi ? result : itself;
@@ -173,7 +173,7 @@ std::optional<float> Bounds::number(SymId id) {
   if (arena_.is_constant(id)) {
     return sym.type == Type::kF32 ? std::optional(arena_.f32_value(id)) : std::nullopt;
   }
-  if (is_rounding(arena_, id)) {  // monotone, too
+  if (is_rounding(arena_, id)) {  // monotone
     const Interval& range = of(id);
     return !range.may_be_nan && range.real_lo == range.real_hi && std::isfinite(range.real_lo)
                ? std::optional(static_cast<float>(range.real_lo))
@@ -189,7 +189,7 @@ std::optional<float> Bounds::number(SymId id) {
     if (!known || std::isnan(*known) || other.may_be_nan) {
       continue;
     }
-    // f32 rounds monotonically: what both ends give, all between them give.
+    // Rounding to f32 is monotone: if both ends give the same number, so does everything between them.
     const auto with = [&](double end) -> float {
       const auto x = static_cast<float>(end);
       return arena_.is_op(id, Op::k_add)   ? *known + x
@@ -242,7 +242,7 @@ std::optional<Interval> Bounds::compute_finite(SymId id) {
   const double low = x->real_lo + (subtracts ? -y->real_hi : y->real_lo);
   const double high = x->real_hi + (subtracts ? -y->real_lo : y->real_hi);
   constexpr double kLargestFloat = std::numeric_limits<float>::max();
-  constexpr double kInfinite = kLargestFloat + 0x1p103;  // rounds to infinity, and what lies below it to kLargestFloat
+  constexpr double kInfinite = kLargestFloat + 0x1p103;  // this rounds to infinity, any smaller number to kLargestFloat
   if (!(low > -kInfinite && high < kInfinite)) {
     return std::nullopt;
   }

@@ -8,7 +8,7 @@
 namespace flashlift::stablehlo {
 namespace {
 
-// coefficient * above / below, of which the coefficient alone does not depend on the index variable.
+// coefficient * above / below. Only the coefficient does not depend on the index variable.
 struct Factors {
   SymId coefficient = kNoSym;
   std::vector<SymId> above;
@@ -23,7 +23,7 @@ class Factoriser {
       : arena_(arena), atom_(atom), through_rounding_(through_rounding) {}
 
   std::optional<Factors> read(SymId id) {
-    constexpr int kMostParts = 200;  // formulas share parts, which are read wherever they stand
+    constexpr int kMostParts = 200;  // a part that formulas share is read at each of its uses
     if (++parts_ > kMostParts) {
       return std::nullopt;
     }
@@ -78,7 +78,7 @@ class Factoriser {
     return x;
   }
 
-  // A row may be 0 by a condition of its own.
+  // A condition may set a row to 0: then only the other side has factors.
   std::optional<Factors> selected(SymId condition, const std::optional<Factors>& x, const std::optional<Factors>& y) {
     if (!x || !y) {
       return std::nullopt;

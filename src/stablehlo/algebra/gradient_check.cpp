@@ -13,16 +13,17 @@ namespace flashlift::stablehlo {
 namespace {
 
 constexpr size_t kDraws = 6;
-constexpr int64_t kMostRows = 12;         // compared in each draw
-constexpr int64_t kRowsBeyond = 2;        // in each further one, if rows are short
-constexpr int64_t kMostKeys = 8192;       // in these together
-constexpr double kTolerance = 1e-6;       // of the largest term
-constexpr double kLargestExponent = 104;  // e to that is infinite in f32, e to its negative is 0
+constexpr int64_t kMostRows = 12;         // compared in each of the first kDraws draws
+constexpr int64_t kRowsBeyond = 2;        // compared in each further draw, if rows are short
+constexpr int64_t kMostKeys = 8192;       // of the compared rows of a draw together
+constexpr double kTolerance = 1e-6;       // relative to the largest term
+constexpr double kLargestExponent = 104;  // in f32, e to this is infinite, and e to its negative is 0
 
-// What a gradient is clipped at, or a score, shows in large draws: the further ones go well beyond each threshold, with
-// all of a row on one side of it, too, and with tensors of both signs. A row's scores lie near each other: of others
-// the gradient vanishes, whatever it is multiplied with. The exponentials of a softmax may change a gradient wherever
-// f32 has them, below 104 on both sides; rational functions change it for good as scores or gradients grow.
+// Draws for the comparison. If a formula clips gradients or scores, only large numbers reveal it. The further draws
+// therefore go well beyond each threshold, also with all numbers of a row on one side of it, and with tensors of both
+// signs. The scores of a row are drawn near each other: otherwise one key has all of the probability, and the gradient
+// is 0 whatever it is multiplied with. The exponentials of a softmax may change a gradient at any exponent that f32 can
+// represent, from -104 to 104; a rational function changes it for all large scores or gradients.
 std::vector<Draw> draws_for(std::optional<double> threshold) {
   std::vector<Draw> draws;
   for (size_t trial = 0; trial < kDraws; ++trial) {
@@ -59,13 +60,14 @@ std::vector<SymId> boolean_tensors(const SymArena& arena, SymId formula) {
   return found;
 }
 
-// Finds the values with which a condition is what is wanted of it, however else formulas spell it: values of the
-// boolean tensors that it reads, or its own where it reads none. Each way counts, as an `and` fails by each operand.
+// Finds values that make a condition true, or false. These are values of the boolean tensors that the condition reads,
+// so that they also hold where a formula writes the condition differently; without such a tensor, the value of the
+// condition itself. There may be several ways, because each operand alone can make an `and` false.
 class Forcing {
  public:
   explicit Forcing(SymArena& arena) : arena_(arena) {}
 
-  // None if it was not found how.
+  // Empty if the search found none.
   const std::vector<Values>& ways(SymId condition, bool wanted) {
     const auto key = std::pair(condition, wanted);
     if (!found_.contains(key)) {
@@ -74,7 +76,8 @@ class Forcing {
     return found_[key];
   }
 
-  // So that all conditions are what is wanted: the first way of each, then the second of each, and so on.
+  // Ways that make all conditions true, or all false: the first way combines the first one of each condition, the
+  // second the second ones, and so on.
   std::vector<Values> ways_of_all(const std::vector<SymId>& conditions, bool wanted) {
     size_t count = 0;
     for (const SymId condition : conditions) {
@@ -111,7 +114,7 @@ class Forcing {
     if (tensors.empty()) {
       return {Values{{condition, wanted}}};
     }
-    // Of arithmetic on booleans, what makes of it a constant.
+    // Arithmetic on booleans: equal values of all tensors may make the condition a constant.
     for (const bool held : {false, true}) {
       std::map<SymId, SymId> known;
       Values values;
@@ -143,8 +146,8 @@ class Forcing {
   std::map<std::pair<SymId, bool>, std::vector<Values>> found_;
 };
 
-// Rows of which finite masks leave out all keys: drawn conditions hold for some key nearly always, and then what a
-// gradient does with the others does not show, as their probabilities are 0.
+// Adds rows in which finite masks leave out all keys. In random rows, each condition nearly always holds for some key.
+// The masked keys then have probability 0, which hides what a gradient does with them.
 Proof add_masked_rows(SymArena& arena, const std::vector<SymId>& masks, std::vector<Draw>& draws) {
   Forcing forcing(arena);
   for (const SymId condition : masks) {
@@ -162,11 +165,13 @@ Proof add_masked_rows(SymArena& arena, const std::vector<SymId>& masks, std::vec
   return Proof();
 }
 
-// What formulas branch on, and which ways they went in rows that were compared. A condition on one row, one id or one
-// number of a tensor hardly ever holds in draws, and a gradient may be wrong just there.
+// Records on which conditions the formulas branch, and in which compared rows each condition held and failed. A
+// condition on one row, one id or one number of a tensor is hardly ever met at random, and a gradient may be wrong just
+// there.
 class Branches {
  public:
-  // The derivative of `shifted` branches on its own conditions, which say the same: kShift is 0.
+  // The derivative of `shifted` branches on conditions of its own. They are equivalent to those of the formula, because
+  // kShift is 0.
   Branches(SymArena& arena, std::vector<SymId> known, SymId formula, SymId shifted) {
     for (const SymId condition : conditions_of(arena, {formula})) {
       conditions_[condition];
@@ -183,7 +188,7 @@ class Branches {
     }
   }
 
-  // A key counts that has a probability.
+  // Only keys with a probability count.
   void note(NumericRow& numbers, SymId probability, size_t keys) {
     constexpr double kLeastProbability = 1e-9;
     for (auto& [condition, ways] : conditions_) {
@@ -199,11 +204,11 @@ class Branches {
     }
   }
 
-  // A draw for each way that was not gone.
+  // A draw for each condition and outcome that no row had.
   std::vector<Draw> missing() const { return draws_of_ways_gone_less_than(1, false); }
   std::vector<Draw> missing_of_known() const { return draws_of_ways_gone_less_than(1, true); }
 
-  // One for each two of those that were seldom gone: the formula may join them.
+  // A draw for each two rare outcomes: the formula may branch on both together.
   std::vector<Draw> joined() const {
     constexpr size_t kMostJoined = 8;
     const std::vector<Draw> draws = draws_of_ways_gone_less_than(kOften, true);
@@ -223,9 +228,9 @@ class Branches {
   static constexpr int kOften = 8;  // rows
 
   struct Ways {
-    int held = 0;  // in as many rows
+    int held = 0;  // the number of rows in which it held
     int failed = 0;
-    bool is_known = false;  // and not the formula's alone, as those on what the known formulas clip are
+    bool is_known = false;  // the known formulas branch on it, too
     std::vector<SymId> shifted;
   };
 
@@ -283,8 +288,8 @@ class DrawnScore {
   bool differs_ = false;
 };
 
-// Whether a row has several keys with a probability, or one beside sinks: otherwise p (d_p - sum p d_p) is 0, and the
-// probability 1 or 0, whatever else a formula makes of them.
+// Whether a row has several keys with a probability, or one key beside sinks. Otherwise the probability is 1 or 0 and p
+// (d_p - sum p d_p) is 0, so that the row cannot reveal a wrong formula.
 class Spread {
  public:
   void add(double p) { sum_ += p * (1 - p); }
@@ -301,7 +306,7 @@ SymId score_with_shift(SymArena& arena, const Softmax& softmax, SymId term) {
   return arena.replace(softmax.score, term, arena.op(Op::k_add, {term, shift}));
 }
 
-// Whether the formula is on the same pieces as what is known, and smooth there.
+// Whether the formula is smooth on the same pieces as the known formulas.
 Proof GradientCheck::is_within(SymId formula, const std::vector<SymId>& known) const {
   if (!reads_within(arena_, formula, known)) {
     return refuse<Reason::kReadsMore>();
@@ -334,7 +339,7 @@ Proof GradientCheck::compare_rows(SymId formula, const CompareRow& compare_row, 
     Draw draw = draws[trial];
     draw.seed = 17 * trial + 1;
     draw.gradient = parts_.d_probability == kNoSym ? -1 : arena_[parts_.d_probability].payload;
-    draw.integer_range = trial < 3 ? 3 : sizes_[kKeyAtom] + 1;  // ids or lengths
+    draw.integer_range = trial < 3 ? 3 : sizes_[kKeyAtom] + 1;  // small for ids, large for lengths
     for (int64_t row = 0; row < (trial < kDraws ? rows : rows_beyond); ++row) {
       std::vector<int64_t> atoms(kMaxAtoms, 0);
       for (size_t atom = 1; atom < atoms.size(); ++atom) {
@@ -380,8 +385,8 @@ Proof GradientCheck::compare_rows(SymId formula, const CompareRow& compare_row, 
   return compared.suffices() || drawn_score.suffices() ? Proof() : refuse<Reason::kTooFewRows>();
 }
 
-// The draws, met by all keys of a row where that is possible: those of half of the keys may have no probability beside
-// the others, as where -40 is added to their scores.
+// Makes all keys of a row meet the draws' conditions, where that is possible. If only half of the keys meet a
+// condition, they may have no probability beside the others, for example if -40 is added to their scores.
 std::vector<Draw> GradientCheck::by_all_keys(std::vector<Draw> draws) {
   std::erase_if(draws, [&](const Draw& draw) {
     const auto [condition, holds] = draw.met[0];
@@ -393,7 +398,7 @@ std::vector<Draw> GradientCheck::by_all_keys(std::vector<Draw> draws) {
   return draws;
 }
 
-// Whether a row without keys, which a call leaves out, has numbers other than 0 and NaN.
+// Whether the formula is something other than 0 or NaN in a row without keys. A call leaves such rows out.
 bool GradientCheck::makes_numbers_without_keys(SymId formula, NumericRow& numbers) const {
   bool makes_numbers = false;
   for (size_t key = 0; key < static_cast<size_t>(sizes_[kKeyAtom]); ++key) {
@@ -408,13 +413,13 @@ bool GradientCheck::makes_numbers_without_keys(SymId formula, NumericRow& number
   return makes_numbers;
 }
 
-// A row shows nothing where one key has all of the probability, as it has where scores lie far from each other: they
-// are drawn again, nearer to each other and to 0.
+// A row in which one key has all of the probability reveals nothing. This happens where scores are far apart: the row
+// is then drawn again with scores nearer to each other and to 0.
 Outcome<bool> GradientCheck::compare_row_narrowed(const std::vector<int64_t>& atoms, Draw draw,
                                                   const CompareRow& compare_row,
                                                   const std::function<void(NumericRow&)>& note) {
   constexpr int kMostNarrowings = 3;
-  constexpr double kWanted = 8;  // from the smallest score to the largest
+  constexpr double kWanted = 8;  // the distance between the smallest and the largest score
   for (int narrowings = 0;; ++narrowings) {
     NumericRow numbers(arena_, sizes_, atoms, draw);
     Outcome<bool> shows = compare_row(numbers, draw);
@@ -459,11 +464,11 @@ Proof GradientCheck::is_probability(SymId formula) {
 
 namespace {
 
-// The probabilities of a row and the gradient by them.
+// The probabilities of a row and their gradients.
 struct Row {
   std::vector<double> p;
   std::vector<double> d_p;
-  double p_d_p = 0;  // summed over the keys, less the gradient by the log-sum-exp
+  double p_d_p = 0;  // summed over the keys, minus the gradient of the log-sum-exp
   bool has_keys = true;
 };
 
@@ -506,7 +511,7 @@ Proof GradientCheck::is_gradient(SymId formula, SymId shifted) {
           const double size = std::max(p * (std::abs(row.d_p[key]) + std::abs(row.p_d_p)), 1e-6 * draw.gradient_range) *
                               std::max(1.0, std::abs(slope));
           if (std::abs(draw.score_center) > kLargestExponent && !std::isfinite(expected)) {
-            continue;  // an exponential on the way overflows
+            continue;  // an intermediate exponential overflows
           }
           if (!std::isfinite(size) || !(std::abs(numbers.value(formula, key) - expected) <= kTolerance * size)) {
             return refuse<Reason::kNotGradientOfScores>();

@@ -16,23 +16,24 @@ namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-// A row's positions and tensors may hold anything: its formula is computed with several numbers, 0 among them.
+// The number of times a formula is evaluated, each time with other positions and tensor elements, 0 among them.
 constexpr size_t kDraws = 16;
 
-// Of a part of the formula, in one draw.
+// Random bits for a part of the formula in one draw.
 uint64_t drawn_bits(int64_t part, size_t draw) {
   return ((static_cast<uint64_t>(part) + 1) * 0x9e3779b97f4a7c15 ^ (draw + 1) * 0xbf58476d1ce4e5b9) >> 40;
 }
 
-// Numbers for a row all of whose keys are masked.
+// Evaluates formulas in a row all of whose keys are masked.
 class EmptyRowEvaluator {
  public:
-  // sizes: of the atoms. masked_scores: the data masks, not a condition.
+  // sizes: of the atoms. masked_scores: tensor elements mask the keys, and the conditions hold.
   EmptyRowEvaluator(const SymArena& arena, const std::vector<int64_t>& sizes,
                     std::map<SymId, score::Scalar<float>> known, bool masked_scores, size_t draw)
       : arena_(arena), sizes_(sizes), values_(std::move(known)), masked_(masked_scores), draw_(draw) {}
 
-  // With a part of the scores as it is where their conditions hold: otherwise data would not mask.
+  // Gives tensors that the score reads the elements of an ordinary kept key: otherwise they might mask in place of the
+  // -inf.
   void keep_score(const std::vector<SymId>& loads) {
     for (const SymId load : loads) {
       values_.try_emplace(load, score::Scalar<float>{.i = 1, .f = 0.37f});
@@ -51,9 +52,9 @@ class EmptyRowEvaluator {
         value.f = sym.type == Type::kF32 ? arena_.f32_value(id) : 0.0f;
         break;
       case SymKind::kAtom:
-        value.i = masked_ ? 1 : drawn_index(sym.payload);  // data masks where conditions on positions hold
+        value.i = masked_ ? 1 : drawn_index(sym.payload);  // where data masks, the conditions on positions hold
         break;
-      case SymKind::kScore:  // where a term was rewritten and is not found in the formula, this masks it
+      case SymKind::kScore:  // masks the row if the formula does not contain a term because it was rewritten
         value.f = masked_ ? -kInfinity : draw_ % 2 == 0 ? 0.5f : -1.7f;
         break;
       case SymKind::kLoad:
@@ -110,7 +111,7 @@ class EmptyRowEvaluator {
   }
 
  public:
-  static constexpr int kKeys = 4;  // of the imagined row
+  static constexpr int kKeys = 4;  // in the evaluated row
 
  private:
   const SymArena& arena_;
@@ -124,7 +125,8 @@ class EmptyRowEvaluator {
 
 namespace {
 
-// Of a row that data leaves without keys, or else the conditions: a number for each draw.
+// The formula's value in a row without keys, one number for each draw. Either an added -inf empties the row
+// (`by_data`), or the conditions do.
 std::vector<float> values_in_row(SymArena& arena, const std::vector<int64_t>& sizes, SymId formula,
                                  const Softmax& softmax, bool by_data) {
   std::map<SymId, score::Scalar<float>> known;
@@ -135,12 +137,12 @@ std::vector<float> values_in_row(SymArena& arena, const std::vector<int64_t>& si
     }
     known[guard] = {.i = holds, .f = 0};
   }
-  if (by_data) {  // an added -inf
+  if (by_data) {  // adds -inf to each score
     for (const SignedTerm& term : softmax.key_terms) {
       known[term.term] = {.i = 0, .f = term.negative ? kInfinity : -kInfinity};
     }
   }
-  for (const SymId sink : softmax.sinks) {  // otherwise it keeps the row from being empty
+  for (const SymId sink : softmax.sinks) {  // a finite sink would keep the row from being empty
     known[sink] = {.i = 0, .f = -kInfinity};
   }
   std::vector<float> values;
@@ -165,7 +167,7 @@ std::optional<EmptyRows> empty_rows_of(float value) {
   return is_mean ? std::optional(EmptyRows::kUniform) : std::nullopt;
 }
 
-// None where draws differ.
+// Nothing if the draws differ.
 std::optional<EmptyRows> empty_rows_of(const std::vector<float>& values) {
   const auto first = empty_rows_of(values[0]);
   const bool same = std::ranges::all_of(values, [&](float value) { return empty_rows_of(value) == first; });
@@ -205,13 +207,14 @@ Outcome<EmptyRows> classify_empty_rows(SymArena& arena, const std::vector<int64_
 
 namespace {
 
-// From this distance on, e to the difference of two scores is 0 in f32, and to any power of it that is representable.
+// If two scores are at least this far apart, e to their difference is 0 in f32, and so is any representable power of
+// it.
 constexpr double kApart = 110;
-// Numbers nearer to 0 than this are no masks.
+// A mask's number is at least this large.
 constexpr float kLeastMask = 100;
 constexpr size_t kMostConditions = 4;
 
-// A condition under which a part of the score is not the large constant that it is otherwise.
+// A part of the score is a large constant unless this condition holds.
 struct FiniteMask {
   SymId kept_when = kNoSym;
   float masked = 0;
@@ -234,7 +237,7 @@ std::optional<FiniteMask> read_finite_mask(SymArena& arena, SymId select) {
   return std::nullopt;
 }
 
-// Of a score, each condition once, those with the largest constants first.
+// The conditions of a score's masks, each once, those with the largest constants first.
 std::vector<SymId> conditions_of_masks(SymArena& arena, SymId score) {
   std::vector<FiniteMask> masks;
   any_part({score}, [&](SymId id, std::vector<SymId>& next) {
@@ -264,7 +267,8 @@ std::vector<SymId> conditions_of_masks(SymArena& arena, SymId score) {
   return conditions;
 }
 
-// The formula where each condition holds or does not. Nothing if conditions contradict each other.
+// The formula under the assumption that each condition holds or fails as given. Nothing if conditions contradict each
+// other.
 std::optional<SymId> with_conditions(SymArena& arena, SymId formula, std::vector<SymId> conditions,
                                      const std::vector<bool>& hold) {
   for (size_t i = 0; i < conditions.size(); ++i) {
@@ -291,7 +295,8 @@ std::optional<SymId> with_conditions(SymArena& arena, SymId formula, std::vector
   return formula;
 }
 
-// Keys that a mask may keep in every row: the first, the last, and those at which differences of positions vanish.
+// Keys that a mask may keep in every row: the first key, the last key, and those at which differences of positions are
+// 0.
 std::vector<SymId> possible_witnesses(SymArena& arena, Bounds& bounds, const std::vector<SymId>& conditions,
                                       int64_t keys) {
   constexpr size_t kMost = 12;
@@ -332,7 +337,7 @@ std::vector<SymId> possible_witnesses(SymArena& arena, Bounds& bounds, const std
     if (type == Type::kI32 || type == Type::kI64) {
       sym.type == Type::kI1 ? add(bounds.linear(sym.args[0]), bounds.linear(sym.args[1])) : add(bounds.linear(id), {});
     }
-    // The same tensor of ids, read for the query and for the key.
+    // The same tensor of ids, read at the query's and at the key's position.
     if (arena[sym.args[0]].kind == SymKind::kLoad && arena[sym.args[1]].kind == SymKind::kLoad) {
       const std::vector<SymId> one = arena[sym.args[0]].args;
       const std::vector<SymId> other = arena[sym.args[1]].args;
@@ -347,7 +352,8 @@ std::vector<SymId> possible_witnesses(SymArena& arena, Bounds& bounds, const std
   return found;
 }
 
-// The least that the score is of a key which the conditions surely keep, in each row; nothing if there need be none.
+// In each row, the conditions provably keep some key: this is a lower bound of that key's score. Nothing if a row may
+// have no such key.
 std::optional<double> least_of_kept_key(SymArena& arena, Bounds& bounds, const std::vector<SymId>& conditions,
                                         SymId kept, int64_t keys) {
   const SymId key = arena.atom(kKeyAtom);
@@ -368,7 +374,7 @@ std::optional<double> least_of_kept_key(SymArena& arena, Bounds& bounds, const s
   return least;
 }
 
-// Whether the probabilities of keys for which some condition does not hold are set to 0 behind the softmax, too.
+// Whether the probabilities of keys for which some condition fails are also set to 0 after the softmax.
 bool clears_masked(SymArena& arena, const Softmax& softmax, const std::vector<SymId>& conditions) {
   std::vector<SymId> parts;
   for (const SymId condition : conditions) {
@@ -379,12 +385,12 @@ bool clears_masked(SymArena& arena, const Softmax& softmax, const std::vector<Sy
   });
 }
 
-// Whether keys for which some condition does not hold may be left out, `kept` being the score where all hold.
+// Whether keys for which some condition fails may be left out. `kept` is the score where all conditions hold.
 FiniteMasks proved_masks(SymArena& arena, Bounds& bounds, const Softmax& softmax, const std::vector<SymId>& conditions,
                          SymId kept, int64_t keys, bool all_rows_count) {
-  const bool is_cleared = clears_masked(arena, softmax, conditions);  // so is a row without kept keys, then
-  double highest = -std::numeric_limits<double>::infinity();          // of what is masked
-  std::set<float> numbers;                                            // that masked scores are
+  const bool is_cleared = clears_masked(arena, softmax, conditions);  // then a row without kept keys is 0, too
+  double highest = -std::numeric_limits<double>::infinity();          // an upper bound of masked scores
+  std::set<float> numbers;                                            // the values of masked scores
   bool are_numbers = true;
   for (size_t which = 1; which < (size_t{1} << conditions.size()); ++which) {
     std::vector<bool> hold;
@@ -436,7 +442,7 @@ FiniteMasks extract_finite_masks(SymArena& arena, Softmax& softmax, const KnownB
     return FiniteMasks::kNone;
   }
   Bounds bounds(arena, given);
-  // Less extreme constants may be such that scores reach: without these.
+  // Ordinary scores may reach the smaller constants: each trial leaves out the condition with the smallest one.
   for (std::vector<SymId> conditions = conditions_of_masks(arena, softmax.score); !conditions.empty();
        conditions.pop_back()) {
     const auto kept = with_conditions(arena, softmax.score, conditions, std::vector<bool>(conditions.size(), true));

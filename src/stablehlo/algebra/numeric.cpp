@@ -18,7 +18,7 @@ using score::Scalar;
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-// SplitMix64's finalizer: every bit of the result hangs on every bit of the argument.
+// SplitMix64's finalizer: every bit of the result depends on every bit of the argument.
 uint64_t mixed(uint64_t x) {
   x = (x ^ (x >> 30U)) * 0xbf58476d1ce4e5b9ULL;
   x = (x ^ (x >> 27U)) * 0x94d049bb133111ebULL;
@@ -35,12 +35,12 @@ Scalar<double> constant(const Sym& sym) {
 }
 
 bool is_maximum_of_scores(const SymArena& arena, SymId id) {
-  return any_term(arena, id, {Op::k_max}, [&](SymId term) {  // of the maximum and -inf
+  return any_term(arena, id, {Op::k_max}, [&](SymId term) {  // possibly the larger of the maximum and -inf
     return arena[term].kind == SymKind::kReduce && arena.reduce_kind(term) == ReduceKind::kMaximum;
   });
 }
 
-// Positive, but for a row without keys: a sum of exponentials.
+// Whether the formula is a sum of exponentials, which is positive in each row with keys.
 bool is_positive(const SymArena& arena, SymId formula) {
   return !any_part({formula}, [&](SymId id, std::vector<SymId>& next) {
     const Sym& sym = arena[id];
@@ -88,8 +88,8 @@ std::set<SymId> parts_of(const SymArena& arena, const std::vector<SymId>& formul
   return parts;
 }
 
-// Whether the result follows its operands without a branch or a step of its own. A select does: its condition is looked
-// at by itself.
+// Whether the operation is smooth: it neither branches nor has a step. A select counts as smooth, because its condition
+// is checked separately.
 bool is_smooth(const Sym& sym) {
   if (sym.op == Op::k_select) {
     return true;
@@ -98,8 +98,8 @@ bool is_smooth(const Sym& sym) {
                                : sym.type == Type::kF32 && score::is_smooth(score::operation(sym.op).shape);
 }
 
-// A step, through which no derivative goes, or a number with kinks that is computed from positions and integers alone.
-// Not what is smooth in these, nor a select: dropout's factor must stay what its condition says.
+// Whether the formula is a step (whose derivative is 0) or a function with kinks, computed from positions and integers
+// alone. Smooth functions of these do not count. Nor does a select: dropout's factor must follow its condition.
 bool is_of_positions(const SymArena& arena, SymId formula) {
   const Sym& top = arena[formula];
   if (top.kind != SymKind::kOp || top.type != Type::kF32 || top.has_score) {
@@ -179,10 +179,10 @@ std::vector<Scalar<double>> NumericRow::compute(SymId id) {
       break;
   }
   if (sym.op == Op::k_round_bf16 || sym.op == Op::k_round_f16) {
-    return values(sym.args[0]);  // rounding is no part of what is compared
+    return values(sym.args[0]);  // formulas are compared without rounding
   }
   const Type operand_type = arena_[sym.args.back()].type;
-  // The map keeps its columns in place, and finding them takes longer than most operations.
+  // Looks each operand up once, since that takes longer than most operations. The map's elements do not move.
   std::vector<const std::vector<Scalar<double>>*> operands;
   for (const SymId arg : sym.args) {
     operands.push_back(&values(arg));
@@ -197,7 +197,7 @@ std::vector<Scalar<double>> NumericRow::compute(SymId id) {
   for (const auto& [condition, holds] : draw_.met) {
     for (size_t key = 0; key < count && id == condition; ++key) {
       const bool is_met =
-          count == 1 || draw_.met_by_all || mixed(draw_.seed, key) % 2 == 0;  // the same for all of them
+          count == 1 || draw_.met_by_all || mixed(draw_.seed, key) % 2 == 0;  // the same keys for all conditions
       column[key].i = is_met ? static_cast<int64_t>(holds) : column[key].i;
     }
   }
@@ -329,7 +329,7 @@ const std::vector<double>& NumericRow::derivatives(SymId id) {
   return derivatives_.emplace(id, std::move(column)).first->second;
 }
 
-// By the chain rule. A slope of 0 stays one, whatever it is multiplied with.
+// Applies the chain rule. A slope of 0 stays 0, also if it is multiplied by infinity.
 double NumericRow::derivative_of_operation(const Sym& sym, double value, const std::vector<double>& args,
                                            const std::vector<double>& slopes) const {
   if (sym.op == Op::k_select) {
@@ -351,7 +351,7 @@ bool reads_within(const SymArena& arena, SymId formula, const std::vector<SymId>
   for (const SymId id : known) {
     collect(arena, id, allowed);
   }
-  // What is compared where the known formulas branch: max(x, y) on x and y, |x| on x and 0.
+  // The comparisons that the known formulas contain implicitly: max(x, y) compares x with y, |x| compares x with 0.
   std::set<std::pair<SymId, SymId>> branches;
   for (const SymId id : allowed) {
     const Sym& sym = arena[id];
@@ -425,7 +425,7 @@ std::vector<SymId> conditions_of(const SymArena& arena, const std::vector<SymId>
 
 namespace {
 
-// Whether the operation is no rational function of its operands: where it changes may lie far from any draw.
+// Whether the operation is not a rational function of its operands. Such functions may change where no draw reaches.
 bool is_transcendental(const Sym& sym) {
   return sym.kind == SymKind::kOp && info(sym.op).rule == TypeRule::kFloat &&
          score::is_smooth(score::operation(sym.op).shape) &&
@@ -451,8 +451,8 @@ bool is_minus_square(const SymArena& arena, SymId id, const std::set<SymId>& of)
 
 namespace {
 
-// The row maximum of known scores, as JAX's logsumexp has it (0 where it is not finite) or as it is: what a softmax
-// subtracts, so that its exponentials are at most 1.
+// Whether this is the row maximum of known scores, which a softmax subtracts so that its exponentials are at most 1.
+// JAX's logsumexp replaces a maximum that is not finite by 0.
 bool is_known_maximum(const SymArena& arena, SymId id, const std::set<SymId>& known) {
   const Sym& sym = arena[id];
   if (arena.is_op(id, Op::k_select)) {
@@ -491,7 +491,7 @@ bool computes_within(SymArena& arena, SymId formula, const std::vector<SymId>& k
   for (const SymId id : parts) {
     const bool clips = (arena.is_op(id, Op::k_max) || arena.is_op(id, Op::k_min)) && arena[id].type == Type::kF32;
     if (clips &&
-        arena.is_constant(arena[id].args[1])) {  // as erf is written out: a rational function of a clipped number
+        arena.is_constant(arena[id].args[1])) {  // erf may be written as a rational function of a clipped number
       arguments.insert(arena[id].args[0]);
     }
     if (!is_transcendental(arena[id])) {

@@ -8,17 +8,14 @@
 #include <tuple>
 #include <utility>
 
+#include "stablehlo/algebra/lists.h"
+
 namespace flashlift::stablehlo {
 namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-template <typename T>
-void append(std::vector<T>& to, const std::vector<T>& from) {
-  to.insert(to.end(), from.begin(), from.end());
-}
-
-// What a comparison of a number in [1, kLargestSum] with a constant gives; nothing if that hangs on the number.
+// The result of comparing a number in [1, kLargestSum] with a constant; nothing if it depends on the number.
 std::optional<bool> compare_sum(Op op, bool sum_is_first, float constant) {
   const bool above = constant < 1;  // the sum is above the constant
   if (!above && !(constant > kLargestSum)) {
@@ -32,14 +29,14 @@ std::optional<bool> compare_sum(Op op, bool sum_is_first, float constant) {
     case Op::k_lt:
     case Op::k_le:
       return above != sum_is_first;
-    default:  // k_gt and k_ge are turned around when formulas are built
+    default:  // formulas contain no k_gt and k_ge: they become k_lt and k_le when they are built
       return std::nullopt;
   }
 }
 
-// The sum that a divisor is for each row of keys if that sum lies in [1, kLargestSum]: without what guards it against
-// zero and infinity, max(z, tiny), z == 0 ? 1 : z, z > tiny ? z : tiny, min(z, huge). `guarded` is set if there was
-// any. At most `depth` of them: each may hold the next one twice.
+// Removes the guards of a divisor against zero and infinity: max(z, tiny), z == 0 ? 1 : z, z > tiny ? z : tiny, min(z,
+// huge). They have no effect if the sum of a row lies in [1, kLargestSum]. Sets `guarded` if there was a guard. Removes
+// at most `depth` guards, since each may contain the next one twice.
 SymId without_guard(const SymArena& arena, SymId z, bool& guarded, int depth = 8) {
   if (depth == 0) {
     return z;
@@ -84,14 +81,14 @@ SymId without_guard(const SymArena& arena, SymId z, bool& guarded, int depth = 8
   return z;
 }
 
-// Formulas share what they have in common: written out, x + x of y + y of ... has as many terms as there are atoms in
-// the world. What is beyond these stays whole, which is as true.
+// Formulas share parts: written out, x + x of y + y of ... has exponentially many terms. Beyond these limits a part
+// stays whole, which is correct, too.
 constexpr size_t kMostTerms = 1024;
 constexpr size_t kMostGuards = 1024;
 constexpr int kMostFactors = 1024;
-constexpr int64_t kMostAssumed = int64_t{1} << 20;  // parts of formulas looked through for a condition
+constexpr int64_t kMostAssumed = int64_t{1} << 20;  // formula parts that are searched for a condition
 
-// Takes a sum apart: the exponent of e. Terms that are -inf under a condition become guards.
+// Decomposes the exponent of e into the terms of a sum. Terms that are -inf under a condition become guards.
 class SumReader {
  public:
   SumReader(SymArena& arena, Product& product) : arena_(arena), product_(product) {}
@@ -137,7 +134,7 @@ class SumReader {
   }
 
  private:
-  // A condition on the score itself cannot be a mask_mod: such a select stays a term.
+  // A select on a condition on the score itself stays a term, because no mask_mod can express it.
   bool read_select(const Sym& sym, bool negative) {
     const SymId condition = sym.args[0];
     if (negative || arena_[condition].has_score) {
@@ -166,9 +163,9 @@ class SumReader {
     }
   }
 
-  // (x - m) * c, as in e^((x - m) ln 2): the factor goes to the terms, so that m can cancel. Only where there is such
-  // an m: (1 - mask) * -10000 must stay whole, or it would lift the keys that are kept by 10000 and round their scores.
-  // There may be several: exp2((x - m) * log2 e) is e^((x - m) * log2 e * ln 2).
+  // Distributes the factor of (x - m) * c, as in e^((x - m) ln 2), over the terms, so that m can cancel. Does so only
+  // if the sum contains such an m: (1 - mask) * -10000 must stay whole, otherwise 10000 would be added to the scores of
+  // kept keys and round them. There may be several factors: exp2((x - m) * log2 e) is e^((x - m) * log2 e * ln 2).
   bool read_scaled(const Sym& sym, bool negative) {
     float factor = 1;
     SymId sum = kNoSym;
@@ -196,7 +193,7 @@ class SumReader {
     return true;
   }
 
-  // Whether it is the same for all keys, a sum of a reduction's logarithm and something else.
+  // Whether the formula is the same for all keys, and the sum of a reduction's logarithm and something else.
   bool adds_to_logarithm(SymId formula) const {
     return (arena_.is_op(formula, Op::k_add) || arena_.is_op(formula, Op::k_sub)) &&
            !arena_.depends_on(formula, kKeyAtom) && any_term(arena_, formula, {Op::k_add, Op::k_sub}, [&](SymId term) {
@@ -212,7 +209,7 @@ class SumReader {
                     [&](SymId term) { return arena_[term].has_score && !arena_.depends_on(term, kKeyAtom); });
   }
 
-  // e^(-log z) is 1 / z.
+  // Reads e^(-log z) as 1 / z.
   bool read_logarithm(SymId argument, bool negative) {
     bool guarded = false;
     const SymId inner = without_guard(arena_, argument, guarded);
@@ -228,8 +225,8 @@ class SumReader {
   Product& product_;
 };
 
-// nan_to_num: p is NaN ? 0 : p, p == inf ? k : p. A softmax of finite scores whose rows sum to numbers is NaN in empty
-// rows only (which are computed by themselves) and never infinite.
+// Whether the select is part of nan_to_num: p is NaN ? 0 : p, p == inf ? k : p. If scores and row sums are finite, a
+// softmax is never infinite, and NaN only in empty rows, which are analysed separately.
 bool is_clean_up(const SymArena& arena, const Sym& select) {
   const SymId condition = select.args[0];
   if (!arena[condition].has_score || !arena.is_constant(select.args[1])) {
@@ -260,7 +257,6 @@ void add_guard(SymArena& arena, std::vector<SymId>& guards, SymId condition) {
 
 bool is_zero(const SymArena& arena, SymId id) { return arena.is_f32(id, 0.0f) || arena.is_f32(id, -0.0f); }
 
-// The formula where the condition is known to hold.
 SymId assume(SymArena& arena, SymId formula, SymId condition) {
   if (arena.replaced_parts() > kMostAssumed) {
     return formula;
@@ -292,7 +288,7 @@ SymId sum_of(SymArena& arena, const std::vector<SignedTerm>& terms) {
 
 namespace {
 
-// Takes a product apart.
+// Decomposes a formula into the factors of a product.
 class ProductReader {
  public:
   explicit ProductReader(SymArena& arena) : arena_(arena) {}
@@ -354,7 +350,7 @@ class ProductReader {
   }
 
  private:
-  // Before the exponents of one become those of the other.
+  // Must run before `factor`'s exponents are added to those of `product`.
   void note_apart(Product& product, const Product& factor) {
     const auto any_term_of = [&](const Product& each, const auto& is_wanted) {
       return std::any_of(each.exponent.begin(), each.exponent.end(),
@@ -374,7 +370,7 @@ class ProductReader {
     append(product.apart, found);
   }
 
-  // 0 under a condition.
+  // Reads a select that is 0 under a condition.
   bool read_select(const Sym& sym, Product& product) {
     for (const auto& [kept, masked, keeps_when_true] :
          {std::tuple(sym.args[1], sym.args[2], true), std::tuple(sym.args[2], sym.args[1], false)}) {

@@ -35,7 +35,7 @@ class Emission {
   struct Place {
     Op coordinate = Op::k_b;
     int64_t stride = 1;     // of the atom within its coordinate
-    bool is_major = false;  // no digit stands above it
+    bool is_major = false;  // the major-most digit
   };
 
   void place(const std::vector<int>& atoms, Op coordinate) {
@@ -63,7 +63,8 @@ class Emission {
     return at.is_major ? value : mod(value, static_cast<int>(sizes_[atom]));
   }
 
-  // h/4*4 + h%4 is h again: a sum that holds all digits of a coordinate in their own proportions reads the coordinate.
+  // Simplifies h/4*4 + h%4 to h: a sum that contains all digits of a coordinate in their own proportions reads the
+  // coordinate.
   std::optional<Expr> emit_coordinate_sum(SymId id) {
     std::map<int, int64_t> terms;
     int64_t constant = 0;
@@ -97,7 +98,8 @@ class Emission {
     return std::nullopt;
   }
 
-  // `steps`: how many more parts are worth a look; a sum may have far more terms than operations.
+  // `steps` limits the number of parts that are read: formulas share parts, so that a sum may have far more terms than
+  // operations.
   bool read_linear(SymId id, int64_t factor, std::map<int, int64_t>& terms, int64_t& constant, int& steps) const {
     if (--steps < 0) {
       return false;
@@ -164,12 +166,12 @@ class Emission {
   const std::vector<LeafInfo>& leaves_;
   ProgramBuilder& builder_;
   std::map<int, Place> places_;
-  std::map<Op, std::vector<int>> digits_;  // coordinates of several atoms
+  std::map<Op, std::vector<int>> digits_;  // for each coordinate that consists of several atoms, these
   std::map<SymId, Expr> done_;
   bool failed_ = false;
 };
 
-// The factor that multiplies the score where it is used here, if that is what happens to it.
+// If this use multiplies the score by a constant, returns that constant.
 std::optional<float> factor_of_use(const SymArena& arena, const Sym& user, SymId score) {
   if (user.op != Op::k_mul && user.op != Op::k_div) {
     return std::nullopt;
@@ -224,7 +226,7 @@ std::vector<SymId> loads_of(const SymArena& arena, SymId formula) {
 }
 
 float extract_scale(SymArena& arena, SymId& formula) {
-  // The uses of the score within the formula, the indices of its loads included.
+  // Finds the uses of the score in the formula, also in the indices of its loads.
   std::vector<SymId> users;
   SymId score = kNoSym;
   const bool reduces = any_part({formula}, [&](SymId id, std::vector<SymId>& next) {
@@ -243,7 +245,7 @@ float extract_scale(SymArena& arena, SymId& formula) {
     return arena[id].kind == SymKind::kReduce;
   });
   if (reduces) {
-    return 1.0f;  // replace() leaves reductions as they are
+    return 1.0f;  // replace() does not change reductions
   }
   std::optional<float> factor;
   for (const SymId user : users) {

@@ -49,7 +49,7 @@ bool Ranges::is_whole(SymId id, int64_t at_most) {
   return !range.may_be_nan && -limit <= range.real_lo && range.real_hi <= limit && gives_whole_numbers(id);
 }
 
-// Of finite numbers, which the range shows.
+// Assumes that the numbers are finite, which the caller proves by their range.
 bool Ranges::gives_whole_numbers(SymId id) {
   if (const auto found = known_.whole.find(id); found != known_.whole.end()) {
     return found->second;

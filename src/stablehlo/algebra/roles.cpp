@@ -11,8 +11,8 @@ size_t position(const std::vector<int>& order, int atom) {
   return static_cast<size_t>(std::find(order.begin(), order.end(), atom) - order.begin());
 }
 
-// Of the dimensions that only the queries have, the one that counts queries: the one that the programs compare with
-// the key, or else the longest. Heads that share keys, and batches that share them, are the others.
+// Chooses the query among the dimensions that only the queries have: a dimension that the programs compare with the
+// key, otherwise the longest. The other dimensions are heads or batches that share keys.
 int choose_query(const std::vector<int>& candidates, const AtomUse& use, const std::vector<int64_t>& sizes) {
   return *std::max_element(candidates.begin(), candidates.end(), [&](int x, int y) {
     const auto rank = [&](int atom) { return std::pair(contains(use.in_programs, atom), sizes[atom]); };
@@ -20,7 +20,7 @@ int choose_query(const std::vector<int>& candidates, const AtomUse& use, const s
   });
 }
 
-// A single token of grouped heads, [B, 1, K, G, D], has no query atom: what is left beside the key-value heads is G.
+// Whether the atom is the G of a single token with grouped heads, [B, 1, K, G, D], which has no query atom.
 bool is_lone_group(int atom, const AtomUse& use, AtomSet shared) {
   const size_t at = position(use.q_order, atom);
   return use.q_free_dims > 1 && at > 0 && at < use.q_order.size() && contains(shared, use.q_order[at - 1]) &&
@@ -46,14 +46,14 @@ int64_t extent(const std::vector<int>& atoms, const std::vector<int64_t>& sizes)
 Outcome<Roles> assign_roles(const AtomUse& use, const std::vector<int64_t>& sizes) {
   Roles roles;
   const AtomSet shared = use.in_k | use.in_v;
-  std::vector<int> shared_order;  // as the queries have them, then those that the queries lack
+  std::vector<int> shared_order;  // first those that the queries lack, then the others in the queries' order
   for (const int atom : use.q_order) {
     if (contains(shared, atom)) {
       shared_order.push_back(atom);
     }
   }
   std::vector<int> only_q;
-  std::vector<int> elsewhere;  // batch that only masks and the output know
+  std::vector<int> elsewhere;  // batches that only masks and the output have
   for (const int atom : use.plane) {
     if (contains(shared, atom)) {
       if (!contains(use.in_q, atom)) {
@@ -70,8 +70,9 @@ Outcome<Roles> assign_roles(const AtomUse& use, const std::vector<int64_t>& size
     roles.query = {query};
     std::erase(only_q, query);
   }
-  // Dimensions that the queries alone have before every shared one are batches over the same keys; the others are heads
-  // that share a key-value head, also where they stand before it (h = g * kv_heads + k): then they are transposed.
+  // Dimensions that only the queries have are batches over the same keys if they come before all shared ones. The
+  // others are heads that share a key-value head. If they come before the key-value head (h = g * kv_heads + k), they
+  // are transposed.
   const size_t first_shared = shared_order.empty() ? 0 : position(use.q_order, shared_order.front());
   const size_t last_shared = shared_order.empty() ? 0 : position(use.q_order, shared_order.back());
   std::vector<int> batch_only_q;
@@ -79,8 +80,8 @@ Outcome<Roles> assign_roles(const AtomUse& use, const std::vector<int64_t>& size
     const bool before = !shared_order.empty() && position(use.q_order, atom) < first_shared;
     (before ? batch_only_q : roles.group).push_back(atom);
   }
-  // With one shared dimension only: it is the key-value head, unless the group stands apart from it ([B, T, H, D] over
-  // keys [B, T, D]).
+  // A single shared dimension is the key-value head, unless the group is not next to it ([B, T, H, D] over keys [B, T,
+  // D]).
   bool last_is_head = !shared_order.empty();
   if (shared_order.size() == 1 && !roles.group.empty()) {
     last_is_head = position(use.q_order, roles.group.front()) == last_shared + 1;
@@ -89,7 +90,7 @@ Outcome<Roles> assign_roles(const AtomUse& use, const std::vector<int64_t>& size
     roles.kv_head = {shared_order.back()};
     shared_order.pop_back();
   }
-  if (!shared_order.empty()) {  // a batch that shares keys with only a part of the batch is a group, too
+  if (!shared_order.empty()) {  // batches that share keys within another batch are a group, too
     roles.group.insert(roles.group.begin(), batch_only_q.begin(), batch_only_q.end());
     batch_only_q.clear();
   }

@@ -39,12 +39,12 @@ struct Softmax {
   bool needs_maximum = false;
   // True if a condition sets rows without keys to 0, and NaN rows as well: 0 < z, a finite maximum.
   bool clears_nan = false;
-  bool rounds_logarithm = false;  // as Product's, and the next
+  bool rounds_logarithm = false;  // see Product, also for the next
   std::vector<SymId> apart;
 };
 
 // `whole` is the complete factor of the values.
-Outcome<Softmax> match_softmax(SymArena& arena, const Product& product);
+Outcome<Softmax> match_softmax(SymArena& arena, const Product& whole);
 
 // Reasons why a row may have no keys: the softmax's conditions, and -inf in tensors that the scores read.
 struct EmptiedBy {
@@ -58,14 +58,15 @@ struct EmptiedBy {
 Outcome<EmptyRows> classify_empty_rows(SymArena& arena, const std::vector<int64_t>& sizes, SymId probability,
                                        const Softmax& softmax, EmptiedBy by);
 
+// The value of a row formula for such rows; nothing if they differ.
+std::optional<float> value_in_empty_row(SymArena& arena, const std::vector<int64_t>& sizes, SymId formula,
+                                        const Softmax& softmax, EmptiedBy by);
+
 // The formula of the softmax without dropout: each probability is kept, and not multiplied by keep_factor.
 SymId without_dropout(SymArena& arena, SymId probability, const Softmax& softmax);
 
 // The body of the row maximum's reduction over the keys. Nothing if there is no maximum.
 std::optional<SymId> body_of_maximum(const SymArena& arena, const Softmax& softmax);
-// The value of a row formula for such rows; nothing if they differ.
-std::optional<float> value_in_empty_row(SymArena& arena, const std::vector<int64_t>& sizes, SymId formula,
-                                        const Softmax& softmax, EmptiedBy by);
 
 // Whether a formula is the log-sum-exp of that softmax's scores.
 bool is_log_sum_exp(SymArena& arena, SymId formula, const Softmax& softmax);

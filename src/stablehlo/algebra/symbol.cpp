@@ -100,7 +100,8 @@ SymId SymArena::fold(Op op, Type type, const std::vector<SymId>& args) {
   return type == Type::kF32 ? f32(value.f) : constant(type, value.i);
 }
 
-// f(c ? k1 : k2, k3) is c ? f(k1, k3) : f(k2, k3): how arithmetic on masks, (1 - mask) * -10000, becomes one select.
+// Rewrites f(c ? k1 : k2, k3) to c ? f(k1, k3) : f(k2, k3), so that arithmetic on masks, such as (1 - mask) * -10000,
+// becomes one select.
 SymId SymArena::push_into_select(Op op, const std::vector<SymId>& args) {
   SymId select = kNoSym;
   for (const SymId arg : args) {
@@ -135,7 +136,7 @@ SymId SymArena::identity(Op op, Type type, const std::vector<SymId>& args) {
   const auto is_integer = [&](SymId id, int64_t value) {
     return is_constant(id) && syms_[id].type != Type::kF32 && syms_[id].payload == value;
   };
-  // A condition as a number: masks of queries and of keys are multiplied.
+  // Masks of queries and of keys may be multiplied as numbers: their product is the conjunction of the conditions.
   const auto is_zero_or_one = [&](SymId id) {
     return is_op(id, Op::k_select) && (is_integer(syms_[id].args[1], 1) || is_f32(syms_[id].args[1], 1.0f)) &&
            (is_integer(syms_[id].args[2], 0) || is_f32(syms_[id].args[2], 0.0f));
@@ -188,7 +189,7 @@ SymId SymArena::identity(Op op, Type type, const std::vector<SymId>& args) {
       return kNoSym;
     }
     case Op::k_add:
-      // x + 0 differs from x in the sign of zero only, which no softmax can tell.
+      // x + 0 differs from x only in the sign of zero, which has no effect on a softmax.
       if (is_integer(y, 0) || is_f32(y, 0.0f) || is_f32(y, -0.0f)) {
         return x;
       }
@@ -206,7 +207,7 @@ SymId SymArena::identity(Op op, Type type, const std::vector<SymId>& args) {
     case Op::k_div:
       return is_integer(y, 1) || is_f32(y, 1.0f) ? x : kNoSym;
     case Op::k_pow:
-      // Of a score alone: slopes of ALiBi, 2^-h, are powers that an exponential would round.
+      // Only for an exponent that contains the score: ALiBi's slopes, 2^-h, are powers that an exponential would round.
       if (is_constant(x) && f32_value(x) > 0 && std::isfinite(f32_value(x)) && syms_[y].has_score) {
         const auto logarithm = static_cast<float>(std::log(static_cast<double>(f32_value(x))));
         return this->op(Op::k_exp, {this->op(Op::k_mul, {y, f32(logarithm)})});

@@ -40,7 +40,7 @@ T AttributeReader::resolve(uint64_t index, const std::vector<Entry>& entries, st
   const T value = read(entries[index], reader);
   --depth_;
   if (!value) {
-    // What MLIR itself refused has its reason in the context's handler of diagnostics.
+    // If MLIR refused the text, its diagnostic is more precise.
     failure_.invalid("byte {}: not a valid {} of '{}'", entries[index].range.offset, what, entries[index].dialect);
   } else if (!reader.empty()) {
     failure_.invalid("byte {}: expected the end of this {} of '{}'", reader.offset(), what, entries[index].dialect);

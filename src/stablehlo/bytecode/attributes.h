@@ -1,5 +1,5 @@
-// Attributes and types of a bytecode file as MLIR's builtin ones, and those of stablehlo, chlo and sdy as text in the
-// spelling of reader/attributes.h. VHLO's own come out as what they stand for.
+// Reads attributes and types of a bytecode file as MLIR's builtin ones. Those of stablehlo, chlo and sdy become text in
+// the spelling of reader/attributes.h. VHLO's become those that they stand for.
 #pragma once
 
 #include <string>
@@ -14,24 +14,24 @@
 
 namespace flashlift::stablehlo::bytecode {
 
-inline constexpr int kMaxNestedEntries = 1000;               // attributes in attributes
+inline constexpr int kMaxNestedEntries = 1000;               // nesting of attributes
 inline constexpr size_t kMaxSpelling = size_t{1} << 24;      // of one attribute that is kept as text
 inline constexpr size_t kMaxAllSpellings = size_t{1} << 28;  // of all together
 
-// Resolves entries on demand, each once. Gives null after a failure.
+// Reads each entry once, when it is needed. Returns null after a failure.
 class AttributeReader {
  public:
   AttributeReader(const Container& container, mlir::MLIRContext* context, Failure& failure);
 
   mlir::Attribute attribute(uint64_t index);
   mlir::Type type(uint64_t index);
-  // A location of a kind that a later MLIR may have is an unknown location.
+  // A location of an unknown kind, from a later MLIR, becomes an unknown location.
   mlir::Location location(uint64_t index);
 
-  // The index is read first. No location: MLIR prints one only where locations belong.
+  // Reads the index of an entry, then the entry. Not for locations: MLIR prints one only where locations belong.
   mlir::Attribute read_attribute(ByteReader& reader) { return value(reader, reader.varint()); }
   mlir::Type read_type(ByteReader& reader) { return type(reader.varint()); }
-  // Null where the file says that there is none.
+  // Null if the file has none.
   mlir::Attribute read_optional_attribute(ByteReader& reader);
 
  private:
@@ -57,7 +57,7 @@ class AttributeReader {
   mlir::Type read_builtin_type(ByteReader& reader);
   mlir::Attribute read_dense_array(ByteReader& reader);
   mlir::Attribute read_dense_resource(ByteReader& reader);
-  // What both of builtin and vhlo have.
+  // Forms that builtin and vhlo share.
   mlir::Attribute read_dictionary(ByteReader& reader, size_t offset);  // its entry begins at offset
   mlir::Attribute read_integer(ByteReader& reader);
   mlir::Attribute read_float(ByteReader& reader);
@@ -96,7 +96,7 @@ class AttributeReader {
   mlir::Attribute spell_mesh(llvm::ArrayRef<mlir::Attribute> axes, mlir::Attribute devices);
   mlir::Type read_future(ByteReader& reader);
   std::string text_of(mlir::Type type);
-  // Of an attribute that the text of another holds.
+  // The text of an attribute within the text of another one.
   std::string text_of(mlir::Attribute attribute);
   std::string read_text_of(ByteReader& reader) { return text_of(read_attribute(reader)); }
   // Joined by ", ".

@@ -1,4 +1,4 @@
-// Attributes and types of MLIR's builtin dialect, by the codes that its bytecode has for them.
+// Reads attributes and types of MLIR's builtin dialect by the codes of its bytecode.
 #include <algorithm>
 #include <bit>
 #include <cstring>
@@ -12,7 +12,7 @@ namespace {
 
 llvm::StringRef ref(std::string_view text) { return {text.data(), text.size()}; }
 
-// Bits of one number; 0 for what is no number of up to 64 bits.
+// The number of bits of one element; 0 if it is not a number of up to 64 bits.
 unsigned width_of(mlir::Type type) {
   if (mlir::isa<mlir::IndexType>(type)) {
     return 64;
@@ -26,7 +26,7 @@ unsigned width_of(mlir::Type type) {
 
 }  // namespace
 
-// Up to 8 bits are a byte, others a signed varint of the bits.
+// Up to 8 bits are one byte. More are a signed varint of the bits.
 uint64_t AttributeReader::read_bits(ByteReader& reader, unsigned width) {
   const uint64_t bits = width <= 8 ? reader.byte() : static_cast<uint64_t>(reader.signed_varint());
   return width == 64 ? bits : bits & ((uint64_t{1} << width) - 1);
@@ -93,7 +93,7 @@ mlir::Attribute AttributeReader::make_dense_elements(mlir::Type type, std::strin
   const auto elements = static_cast<size_t>(shaped.getNumElements());
   std::string packed;
   if (shaped.getElementType().isInteger(1) && elements > 0) {
-    // MLIR 22 has packed bits; other versions have a byte an element.
+    // MLIR 22 writes packed bits; other versions write one byte for each element.
     const bool is_one_value = bytes.size() == 1 && (elements == 1 || elements > 8);
     if (is_one_value) {
       packed = bytes.front() != 0 ? "\xff" : std::string(1, '\0');
@@ -120,7 +120,7 @@ mlir::Attribute AttributeReader::read_dense_array(ByteReader& reader) {
   const uint64_t count = reader.varint();
   const std::string_view bytes = reader.bytes(reader.varint());
   const unsigned width = element ? width_of(element) : 0;
-  // A bool takes a byte.
+  // A boolean is one byte.
   const bool fits = width == 1 ? bytes.size() == count
                                : width >= 8 && width % 8 == 0 && bytes.size() % (width / 8) == 0 &&
                                      bytes.size() / (width / 8) == count;
@@ -225,7 +225,7 @@ mlir::Attribute AttributeReader::read_builtin_attribute(ByteReader& reader) {
       return read_dense_array(reader);
     case 18:
       return read_dense_elements(reader);
-    case 22: {  // a range: its beginning is what is kept
+    case 22: {  // a range: the start is kept
       const auto file = read_as<mlir::StringAttr>(reader, "a file name");
       std::vector<uint64_t> numbers(reader.count());
       for (uint64_t& each : numbers) {

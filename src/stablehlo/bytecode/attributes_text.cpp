@@ -1,5 +1,4 @@
-// Attributes and types of stablehlo, chlo and sdy from the codes of their bytecode, as the text that their printers
-// make of them.
+// Reads attributes and types of stablehlo, chlo and sdy from bytecode, as the text that their printers write.
 #include <bit>
 #include <cmath>
 #include <cstdlib>
@@ -15,7 +14,7 @@
 namespace flashlift::stablehlo::bytecode {
 namespace {
 
-// "mesh_axis<name = ...>" without the word before the bracket.
+// Removes the word before the bracket of "mesh_axis<name = ...>".
 std::string_view without_mnemonic(std::string_view text, std::string_view mnemonic) {
   return text.starts_with(mnemonic) ? text.substr(mnemonic.size()) : text;
 }
@@ -351,12 +350,12 @@ mlir::Attribute AttributeReader::read_chlo_attribute(ByteReader& reader) {
   }
 }
 
-// The mesh, the dimensions' shardings, and lists of axes: replicated, unreduced.
+// Reads the mesh, the dimensions' shardings, and the lists of replicated and unreduced axes.
 std::string AttributeReader::spell_sharding(ByteReader& reader, int axes_lists, bool has_reduction) {
   const std::string mesh = read_text_of(reader);
   std::string text = fmt::format("sharding<{}, [{}]", mesh, read_texts_of(reader));
   static constexpr std::string_view kNames[] = {"replicated", "unreduced"};
-  // Axes that are unreduced come last, those replicated first; a third list is of axes that are neither.
+  // The first list holds replicated axes, the last one unreduced axes. A third list holds axes that are neither.
   for (int i = 0; i < axes_lists; ++i) {
     const std::string axes = read_texts_of(reader);
     if (!axes.empty()) {

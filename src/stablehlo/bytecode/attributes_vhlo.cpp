@@ -1,4 +1,4 @@
-// Attributes and types of VHLO, the versioned twin of StableHLO, as what they stand for.
+// Reads attributes and types of VHLO, the versioned dialect for StableHLO, as those that they stand for.
 #include <bit>
 
 #include "mlir/Dialect/Quant/IR/Quant.h"

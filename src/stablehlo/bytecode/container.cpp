@@ -67,7 +67,7 @@ class TableReader {
     for (size_t i = 0; i < count && reader.ok(); ++i) {
       sizes.push_back(reader.varint());
     }
-    // The last string's size comes first. Each has a zero byte behind it.
+    // Sizes are stored in reverse order. Each string ends in a zero byte.
     for (auto size = sizes.rbegin(); size != sizes.rend() && reader.ok(); ++size) {
       const std::string_view text = reader.bytes(*size);
       if (reader.ok() && (text.empty() || text.back() != '\0')) {
@@ -116,7 +116,7 @@ class TableReader {
       }
     }
     if (container_.version >= kArgumentLocations) {
-      (void)reader.varint();  // how many operations follow
+      (void)reader.varint();  // the number of operations that follow
     }
     while (!reader.empty()) {
       const std::string_view dialect = read_dialect(reader);
@@ -176,7 +176,7 @@ class TableReader {
     expect_end(reader);
   }
 
-  // First those of external providers, which no attribute names, then those of dialects.
+  // Resources of external providers, which no attribute names, come first, then those of dialects.
   void read_resources() {
     if (!found_[static_cast<size_t>(Section::kResourceOffsets)]) {
       return;

@@ -1,4 +1,5 @@
-// The parts of an MLIR bytecode file, apart from what operations, attributes and types mean. No MLIR here.
+// The sections and tables of an MLIR bytecode file, without the meaning of operations, attributes and types. Uses no
+// MLIR.
 #pragma once
 
 #include <array>
@@ -11,7 +12,7 @@ namespace flashlift::stablehlo::bytecode {
 
 inline constexpr std::string_view kMagic = "ML\xefR";
 inline constexpr uint64_t kNewestVersion = 6;
-// What came to the format with each version of it.
+// The versions of the format that introduced these features.
 inline constexpr uint64_t kVersionedDialects = 1;
 inline constexpr uint64_t kIsolatedSections = 2;
 inline constexpr uint64_t kUseOrders = 3;
@@ -41,7 +42,7 @@ struct Range {
 
 struct OperationEntry {
   std::string_view dialect, name;
-  bool is_registered = false;  // when it was written, which decides how its properties are
+  bool is_registered = false;  // at the time of writing, which determines the form of its properties
 };
 
 // An attribute or a type.
@@ -58,15 +59,15 @@ struct Container {
   std::vector<OperationEntry> operations;
   std::vector<Entry> attributes, types;
   std::vector<Range> properties;
-  std::vector<Range> resources;  // of dialects, in the order in which attributes count them
+  std::vector<Range> resources;  // of dialects, in the order of the attributes' numbers
   Range ir;
 };
 
-// The next section: its kind and content.
+// Reads the next section: its kind and content.
 Section read_section(ByteReader& reader, Range& content);
 std::string_view read_string(ByteReader& reader, const Container& container);
 
-// Checks all ranges and indices of the tables. Sets the failure for what is no whole file.
+// Checks all ranges and indices of the tables. Sets the failure if the file is incomplete or invalid.
 Container read_container(std::string_view bytes, Failure& failure);
 
 }  // namespace flashlift::stablehlo::bytecode

@@ -218,7 +218,7 @@ class Converter {
     return what == "minus_one" && is_integer(-1);
   }
 
-  // Takes the attribute away and gives its value.
+  // Removes the attribute and returns its value.
   Ints take_ints(std::string_view name) {
     const auto numbers = mlir::dyn_cast_or_null<mlir::DenseIntElementsAttr>(attributes_.erase(ref(name)));
     Ints list;
@@ -230,7 +230,7 @@ class Converter {
     return list;
   }
 
-  // Dimension numbers that came with a later version of the operation.
+  // Dimension numbers that only later versions of the operation have.
   Ints take_ints_if_any(std::string_view name) { return attributes_.get(ref(name)) ? take_ints(name) : Ints(); }
 
   int64_t take_int(std::string_view name) {
@@ -329,7 +329,7 @@ class Converter {
     }
     set_text("dimension_numbers", text);
     if (op_.name == "dynamic_conv") {
-      attributes_.erase("padding");  // its values are an operand
+      attributes_.erase("padding");  // an operand holds its values
     }
   }
 

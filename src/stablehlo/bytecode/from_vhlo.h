@@ -1,4 +1,4 @@
-// An operation's attributes from VHLO's to StableHLO's.
+// Converts an operation's attributes from VHLO to StableHLO.
 #pragma once
 
 #include "mlir/IR/OperationSupport.h"
@@ -7,8 +7,8 @@
 
 namespace flashlift::stablehlo::bytecode {
 
-// `attributes` has VHLO's, by name, with builtin values. Replaces them by StableHLO's own; what is left out there by
-// default is left out. Sets the failure for values of a wrong kind.
+// `attributes` contains VHLO's attributes by name, with builtin values. Replaces them by StableHLO's own, without those
+// that have default values. Sets the failure if a value has the wrong kind.
 void from_vhlo(const VhloOp& op, mlir::NamedAttrList& attributes, mlir::MLIRContext* context, Failure& failure);
 
 }  // namespace flashlift::stablehlo::bytecode

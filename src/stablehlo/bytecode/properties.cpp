@@ -7,7 +7,7 @@
 namespace flashlift::stablehlo::bytecode {
 namespace {
 
-// Attributes in alphabetical order; `?` follows one that may be missing, `~` one that came with a later version.
+// Attributes in alphabetical order. `?` marks an optional one, `~` one that a later version added.
 constexpr std::pair<std::string_view, std::string_view> kTable[] = {
     {"builtin.module", "sym_name? sym_visibility?"},
     {"func.call", "arg_attrs? callee no_inline? res_attrs?"},
@@ -134,7 +134,7 @@ std::span<const Property> properties_of(std::string_view operation, bool& is_kno
   if (is_known) {
     return found->second;
   }
-  // chlo.broadcast_add and its kin.
+  // chlo.broadcast_add and similar operations
   if (operation.starts_with("chlo.broadcast_")) {
     static const std::vector<Property> broadcast = {{"broadcast_dimensions", true, false}};
     is_known = true;

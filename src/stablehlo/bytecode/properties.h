@@ -1,4 +1,4 @@
-// In which order MLIR's bytecode has the own attributes of operations that are not VHLO's. No MLIR here.
+// The order of own attributes in MLIR's bytecode, for operations of other dialects than VHLO. Uses no MLIR.
 #pragma once
 
 #include <span>
@@ -9,10 +9,11 @@ namespace flashlift::stablehlo::bytecode {
 struct Property {
   std::string_view name;
   bool is_optional = false;
-  bool is_late = false;  // files of earlier versions do not have it at all
+  bool is_late = false;  // files of earlier versions lack it
 };
 
-// Of "stablehlo.add", "func.func", ... Nothing is known of other operations: `is_known` says so.
+// The properties of an operation such as "stablehlo.add" or "func.func". `is_known` is false for an operation whose
+// properties are unknown.
 std::span<const Property> properties_of(std::string_view operation, bool& is_known);
 
 }  // namespace flashlift::stablehlo::bytecode

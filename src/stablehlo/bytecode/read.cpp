@@ -18,18 +18,18 @@ namespace {
 
 constexpr std::string_view kPortableProducer = "StableHLO_v";
 
-// What op->name in the file becomes.
+// How an operation name of the file is read.
 struct OperationName {
   std::string name;
   const VhloOp* vhlo = nullptr;
-  bool is_known = false;  // what its properties are
+  bool is_known = false;  // whether `properties` are known
   std::span<const Property> properties;
 };
 
-// Values of the regions around an operation, up to the next one that sees nothing from above.
+// Values visible in an operation's region, up to the next isolated region.
 struct Scope {
   std::vector<mlir::Value> values;
-  size_t next = 0;  // to be defined, of the innermost region's
+  size_t next = 0;  // the index of the value that the innermost region defines next
 };
 
 class OperationReader {
@@ -82,11 +82,10 @@ class OperationReader {
     context_->getOrLoadDialect("stablehlo");
     const std::string_view name = made.vhlo->name;
     const bool is_function = name == "func" || name == "call";
-    // vhlo.return ends functions and regions alike, which read_operation tells apart.
+    // vhlo.return is either func.return or stablehlo.return. read_operation decides which.
     made.name = fmt::format("{}.{}", is_function ? "func" : "stablehlo", name);
   }
 
-  // An operation's place in the file, for what has no location of its own.
   void read_block(ByteReader& reader, mlir::Block& block, Scope& scope, std::string_view parent, int depth) {
     bool has_arguments = false;
     const uint64_t operations = reader.varint_with_flag(has_arguments);
@@ -130,7 +129,7 @@ class OperationReader {
     }
   }
 
-  // In which order uses stand in a value's list: of no meaning.
+  // Skips the order of each value's uses, which has no meaning.
   void skip_use_orders(ByteReader& reader, size_t values) {
     const size_t listed = values > 1 ? reader.count() : 1;
     for (size_t i = 0; i < listed && !failure_; ++i) {
@@ -223,7 +222,7 @@ class OperationReader {
     }
   }
 
-  // Between a type of VHLO and its builtin twin, which are the same type here.
+  // Whether the operation converts between a VHLO type and its builtin type, which are the same here.
   static bool is_cast(const OperationName& name, llvm::ArrayRef<mlir::Type> types,
                       llvm::ArrayRef<mlir::Value> operands) {
     return name.name == "builtin.unrealized_conversion_cast" && types.size() == 1 && operands.size() == 1 &&
@@ -236,7 +235,7 @@ class OperationReader {
     mlir::OperationState state(location, name);
     state.addTypes(types);
     state.addOperands(operands);
-    // One that is registered takes its own attributes out of the list.
+    // A registered operation takes its own attributes out of the list.
     state.attributes = discardable;
     if (state.name.isRegistered()) {
       for (const mlir::NamedAttribute& each : own) {
@@ -289,7 +288,7 @@ class OperationReader {
           reader.offset(), parent, blocks);
       return;
     }
-    // Each value that is announced is defined in a byte of its own, which bounds those of all regions together.
+    // Each value takes at least one byte, which limits the number of values in all regions together.
     const uint64_t values = reader.varint();
     if (values > container_.ir.bytes.size() - std::min(live_values_, container_.ir.bytes.size())) {
       failure_.invalid("byte {}: a region announces {} values, more than the file has room for", reader.offset(),
@@ -357,7 +356,7 @@ class OperationReader {
     }
   }
 
-  // Each property is one.
+  // The number of properties, each of which is one number.
   static size_t count_numbers(ByteReader reader) {
     size_t count = 0;
     for (; !reader.empty(); ++count) {
@@ -372,7 +371,7 @@ class OperationReader {
     }
   }
 
-  // Before properties existed, all attributes stood in one dictionary.
+  // Before properties existed, one dictionary held all attributes.
   static void take_own(const VhloOp& op, mlir::NamedAttrList& discardable, mlir::NamedAttrList& own) {
     for (const VhloAttribute& attribute : op.attributes) {
       const llvm::StringRef name(attribute.name.data(), attribute.name.size());
@@ -403,7 +402,7 @@ Result<Module> read(std::string_view bytes, std::string_view name) {
   OperationReader reader(container, context.get(), failure);
   mlir::OwningOpRef<mlir::ModuleOp> op = reader.read();
   if (failure) {
-    // MLIR's own reason says more where there is one.
+    // MLIR's own error is more precise, if there is one.
     return errors.has_error() ? errors.error(name) : failure.error();
   }
   return Module::adopt(context, std::move(op), reader.has_locations(), name);

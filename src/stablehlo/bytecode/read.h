@@ -1,5 +1,5 @@
-// Modules from bytes: MLIR bytecode of StableHLO and of VHLO (StableHLO's portable artifacts, versions 0.9 to 1.20), or
-// text.
+// Reads modules from bytes: MLIR bytecode of StableHLO and of VHLO (StableHLO's portable artifacts, versions 0.9 to
+// 1.20), or text.
 #pragma once
 
 #include <string_view>
@@ -16,7 +16,7 @@ enum class Encoding : uint8_t {
   kVhlo,      // a portable artifact
 };
 
-// What a module came as, or is to be written as.
+// The format in which a module was given, or is to be written.
 struct Format {
   Encoding encoding = Encoding::kText;
   bytecode::Version version = bytecode::kNewest;  // of StableHLO, for kVhlo
@@ -24,11 +24,11 @@ struct Format {
   bool operator==(const Format&) const = default;
 };
 
-// By the first bytes: those of MLIR bytecode, and who wrote it. Text for everything else.
+// The format, from the first bytes: the magic number of MLIR bytecode and its producer. Anything else is text.
 Format format_of(std::string_view bytes);
 
-// Errors: kInvalidArgument for what is no valid module, with the byte for bytecode and line and column for text;
-// kUnsupported for what is valid and cannot be read.
+// Errors: kInvalidArgument for an invalid module, with the byte for bytecode and line and column for text; kUnsupported
+// for a valid module that cannot be read.
 Result<Module> read_module(std::string_view bytes, std::string_view name = "<module>");
 
 }  // namespace flashlift::stablehlo

@@ -9,7 +9,7 @@
 namespace flashlift::stablehlo::bytecode {
 namespace {
 
-// "[b, 0, 1, f]": what stands at each place.
+// Writes "[b, 0, 1, f]", the dimension at each position.
 std::string places(std::initializer_list<std::pair<char, int64_t>> named, const std::vector<int64_t>& spatial) {
   std::vector<std::string> words(named.size() + spatial.size());
   bool fits = true;
@@ -38,7 +38,7 @@ std::string_view trim(std::string_view text) {
   return text;
 }
 
-// At the commas that stand in no brackets and in no string.
+// Splits at commas outside of brackets and strings.
 std::vector<std::string_view> split(std::string_view text) {
   std::vector<std::string_view> parts;
   int depth = 0;
@@ -66,7 +66,7 @@ std::vector<std::string_view> split(std::string_view text) {
   return parts;
 }
 
-// "[b, 0, 1, f]": a letter stands for a dimension that is none of space.
+// Reads "[b, 0, 1, f]". Letters are dimensions that are not spatial.
 bool read_places(std::string_view text, std::initializer_list<std::pair<char, int64_t*>> named,
                  std::vector<int64_t>& spatial) {
   if (!text.starts_with('[') || !text.ends_with(']')) {

@@ -1,4 +1,4 @@
-// StableHLO's attributes as text, beside those of reader/attributes.h.
+// StableHLO's attributes as text, in addition to those of reader/attributes.h.
 #pragma once
 
 #include <cstdint>
@@ -30,16 +30,16 @@ struct DotAlgorithm {
   bool is_imprecise = false;
 };
 
-// Empty for numbers that do not name each dimension once.
+// Empty for numbers that do not name each dimension exactly once.
 std::string spell_conv(const ConvDims& dims);
 std::string spell_scatter(const ScatterDims& dims);
 std::string spell_algorithm(const DotAlgorithm& algorithm);
 
-// The other way. Nothing for any other text.
+// The inverse functions. Nothing for any other text.
 using Fields = std::vector<std::pair<std::string_view, std::string_view>>;
 // "mnemonic<name = value, ...>"
 std::optional<Fields> parse_fields(std::string_view text, std::string_view mnemonic);
-// Empty for a name that is not there.
+// Empty if there is no field of this name.
 std::string_view find_field(const Fields& fields, std::string_view name);
 // "[1, 2]"; empty text is an empty list.
 std::optional<std::vector<int64_t>> parse_list(std::string_view text);

@@ -30,7 +30,7 @@ uint8_t ByteReader::byte() {
   return found.empty() ? 0 : static_cast<uint8_t>(found.front());
 }
 
-// The number of zero bits at the bottom of the first byte is that of the bytes that follow.
+// The number of trailing zero bits of the first byte is the number of bytes that follow.
 uint64_t ByteReader::varint() {
   const uint8_t first = byte();
   if (*failure_ || (first & 1) != 0) {
@@ -38,7 +38,7 @@ uint64_t ByteReader::varint() {
   }
   const int following = first == 0 ? 8 : std::countr_zero(first);
   const std::string_view more = bytes(static_cast<uint64_t>(following));
-  if (more.empty()) {  // the bytes end before
+  if (more.empty()) {  // the bytes end too early
     return 0;
   }
   uint64_t value = 0;

@@ -1,4 +1,4 @@
-// Reading MLIR bytecode's primitives from bytes that may be anything. No MLIR here.
+// Reads MLIR bytecode's primitives from untrusted bytes. Uses no MLIR.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@ namespace flashlift::stablehlo::bytecode {
 
 inline constexpr size_t kMaxCount = 4'000'000;  // of entries in a table, of parts in a list, of operations
 
-// The first thing that is wrong with a file. Readers go on with zeros after it, and whoever loops asks for it.
+// The first error in a file. After it, readers return zeros, and loops must check for it.
 class Failure {
  public:
   explicit Failure(std::string_view name) : name_(name) {}
@@ -45,10 +45,10 @@ class Failure {
   std::optional<Error> error_;
 };
 
-// A part of a file, read from its beginning.
+// Reads a part of a file from its start.
 class ByteReader {
  public:
-  // `offset` is the part's place in the file: for messages, and because alignment counts from there.
+  // `offset` is the part's position in the file, for messages and alignment.
   ByteReader(std::string_view bytes, size_t offset, Failure& failure)
       : rest_(bytes), offset_(offset), failure_(&failure) {}
 
@@ -63,11 +63,11 @@ class ByteReader {
   int64_t signed_varint();
   // A number with a flag in its lowest bit.
   uint64_t varint_with_flag(bool& flag);
-  // A count of things that take at least one byte each; refuses more than kMaxCount.
+  // The number of items that take at least one byte each. Refuses more than kMaxCount.
   size_t count();
   std::string_view bytes(uint64_t size);
   std::string_view zero_ended();
-  // Skips filling up to a multiple of `alignment` bytes of the file.
+  // Skips padding up to a multiple of `alignment` bytes of the file.
   void align(uint64_t alignment);
 
  private:

@@ -50,7 +50,7 @@ class Converter {
 
  private:
   mlir::Attribute get(std::string_view name) const {
-    // Of a registered operation they are inherent, of others they lie in its properties or beside them.
+    // Returns an inherent attribute of a registered operation, or a property or attribute of others.
     return op_->getAttr(ref(name));
   }
   std::string_view text(std::string_view name) const {
@@ -283,7 +283,7 @@ class Converter {
   mlir::Builder builder_;
 };
 
-// Of attributes that came to an operation with a later version: what earlier ones mean.
+// Whether the value of an attribute that a later version added is the behaviour of earlier versions.
 bool is_neutral(mlir::Attribute value) {
   if (const auto dims = mlir::dyn_cast<mlir::DenseI64ArrayAttr>(value)) {
     return dims.empty();
@@ -318,7 +318,7 @@ bool fits(const VhloOp& op, const VhloForm& form) {
   for (size_t i = 0; i < form.attributes.size(); ++i) {
     const std::string_view name = form.newest->attributes[i].name;
     while (at < op.attributes.size() && op.attributes[at].name < name) {
-      return false;  // the older one has an attribute that the newest has not
+      return false;  // the older version has an attribute that the newest lacks
     }
     if (at < op.attributes.size() && op.attributes[at].name == name) {
       ++at;
@@ -330,7 +330,7 @@ bool fits(const VhloOp& op, const VhloForm& form) {
 }
 
 const VhloOp& oldest_that_fits(const VhloForm& form) {
-  // At most two versions of an operation are there.
+  // An operation has at most two versions.
   const VhloOp* oldest = find_vhlo_op(fmt::format("{}_v1", form.newest->name));
   return oldest != nullptr && fits(*oldest, form) ? *oldest : *form.newest;
 }

@@ -1,4 +1,4 @@
-// An operation's attributes from StableHLO's to VHLO's.
+// Converts an operation's attributes from StableHLO to VHLO.
 #pragma once
 
 #include <vector>
@@ -9,21 +9,21 @@
 
 namespace flashlift::stablehlo::bytecode {
 
-// Its own attributes as VHLO's newest version of the operation has them, defaults written out. Values are still
-// builtin or text; VhloEncoding (write.cpp) gives them VHLO's form.
+// Its own attributes in the newest version of VHLO's operation, with defaults written out. Values are still builtin or
+// text; VhloEncoding (write.cpp) converts them to VHLO's form.
 struct VhloForm {
   const VhloOp* newest = nullptr;
   std::vector<mlir::Attribute> attributes;  // one for each of newest->attributes
-  bool is_plain = true;                     // nothing that VHLO restricts to a later version beside attributes
+  bool is_plain = true;                     // apart from attributes, nothing requires a later version
 };
 
-// Whether VHLO has an operation for this one: of stablehlo, and functions.
+// Whether VHLO has this operation. It has those of stablehlo, and functions.
 bool has_vhlo_form(mlir::Operation* op);
 // Errors: kInvalidArgument for attributes that are missing or of a wrong kind.
 Result<VhloForm> to_vhlo(mlir::Operation* op);
-// Whether this version of the operation says all that the form does.
+// Whether this version of the operation can express the form.
 bool fits(const VhloOp& op, const VhloForm& form);
-// The oldest version that does.
+// The oldest version that can.
 const VhloOp& oldest_that_fits(const VhloForm& form);
 
 }  // namespace flashlift::stablehlo::bytecode

@@ -107,7 +107,7 @@ const VhloOp* find_vhlo_op(std::string_view name, const Version& version) {
     }
     return map;
   }();
-  // A later patch of a version has the same operations.
+  // All patch releases of a version have the same operations.
   const Version release{version.major, version.minor, 0};
   const auto [begin, end] = by_name.equal_range(name);
   for (auto each = begin; each != end; ++each) {

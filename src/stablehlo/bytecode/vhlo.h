@@ -1,4 +1,4 @@
-// The table of VHLO's operations, and versions of StableHLO. No MLIR here.
+// The table of VHLO's operations, and versions of StableHLO. Uses no MLIR.
 #pragma once
 
 #include <compare>
@@ -52,9 +52,9 @@ struct VhloOp {
   std::vector<VhloAttribute> attributes;  // in the order of the file
 };
 
-// By the name in a file, "add_v1". Null for one that VHLO does not have.
+// The operation with this name in a file, such as "add_v1". Null if VHLO has none.
 const VhloOp* find_vhlo_op(std::string_view name);
-// The one that a version of StableHLO writes for stablehlo.NAME. Null where it has none.
+// The operation that this version of StableHLO writes for stablehlo.NAME. Null if it has none.
 const VhloOp* find_vhlo_op(std::string_view name, const Version& version);
 
 }  // namespace flashlift::stablehlo::bytecode

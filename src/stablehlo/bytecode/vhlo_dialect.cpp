@@ -54,7 +54,7 @@ struct TypeCode {
   Version since = kOldest;
 };
 
-// Of types that are their code alone.
+// The code of a type without parameters.
 std::optional<TypeCode> plain_code(mlir::Type type) {
   if (const auto integer = mlir::dyn_cast<mlir::IntegerType>(type)) {
     const bool has_no_sign = integer.isUnsigned();
@@ -107,7 +107,7 @@ std::optional<TypeCode> plain_code(mlir::Type type) {
       .Default([](auto) { return std::nullopt; });
 }
 
-// The latest of several, or nothing if there is none for one of them.
+// The latest of several versions; nothing if one of them is missing.
 class Latest {
  public:
   explicit Latest(Version version = kOldest) : version_(version) {}
@@ -219,12 +219,12 @@ std::optional<Alias> parse_alias(std::string_view text) {
   return output && operand && index ? std::optional(Alias{*output, *operand, *index}) : std::nullopt;
 }
 
-// "api 4", of to_vhlo.cpp
+// "api 4", which to_vhlo.cpp writes
 std::optional<int64_t> parse_api(std::string_view text) {
   return text.starts_with("api ") ? parse_number(text.substr(4)) : std::nullopt;
 }
 
-// Dimensions that StableHLO has as an array and VHLO as a tensor. Null for other attributes.
+// Converts dimensions, which are an array in StableHLO, to VHLO's tensor. Null for other attributes.
 mlir::DenseElementsAttr as_elements(mlir::Attribute attribute) {
   if (const auto ints = mlir::dyn_cast<mlir::DenseI64ArrayAttr>(attribute)) {
     const auto type = mlir::RankedTensorType::get({ints.size()}, mlir::IntegerType::get(attribute.getContext(), 64));
@@ -449,7 +449,7 @@ class VhloDialect : public mlir::Dialect {
     addTypes<VhloWrappedType>();
     addInterfaces<VhloInterface>();
   }
-  // Nothing prints a module with wrappers in it but a debugger.
+  // Only a debugger prints modules with these wrappers.
   void printAttribute(mlir::Attribute, mlir::DialectAsmPrinter&) const override {}
   void printType(mlir::Type, mlir::DialectAsmPrinter&) const override {}
 };

@@ -1,4 +1,4 @@
-// VHLO's attributes and types for MLIR's bytecode writer: wrappers around what they stand for.
+// VHLO's attributes and types for MLIR's bytecode writer. Each wraps the attribute or type that it stands for.
 #pragma once
 
 #include <optional>
@@ -10,15 +10,15 @@
 
 namespace flashlift::stablehlo::bytecode {
 
-// The oldest version that has all of it; nothing for what VHLO has no form for.
+// The oldest version that can express all of it; nothing if VHLO cannot.
 std::optional<Version> version_of(mlir::Type type);
 std::optional<Version> version_of(mlir::Attribute attribute);
 
-// Written in VHLO's form. Only for what version_of knows, and after load_vhlo.
+// Converts to VHLO's form. Only for attributes and types that have a version (version_of), and after load_vhlo.
 void load_vhlo(mlir::MLIRContext* context);
 mlir::Type wrap(mlir::Type type);
 mlir::Attribute wrap(mlir::Attribute attribute);
-// Leaves what VHLO has no form for as it is, also inside lists and dictionaries.
+// Leaves attributes that VHLO cannot express unchanged, also inside lists and dictionaries.
 mlir::Attribute wrap_known(mlir::Attribute attribute);
 
 }  // namespace flashlift::stablehlo::bytecode

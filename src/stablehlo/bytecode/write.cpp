@@ -17,11 +17,11 @@ namespace {
 
 std::string_view view(llvm::StringRef text) { return {text.data(), text.size()}; }
 
-// Other dialects may stand among VHLO from this version on.
+// From this version on, other dialects may be mixed with VHLO.
 constexpr Version kMixed = {1, 11, 0};
 constexpr Version kDictionaryConfig = {1, 3, 0};
 
-// Of MLIR's format, by version of StableHLO, so that each consumer of that version reads it.
+// The bytecode format's version that each consumer of this StableHLO version can read.
 int64_t bytecode_version(const Version& version) {
   if (version < Version{0, 10, 0}) {
     return 0;
@@ -39,7 +39,7 @@ Result<std::string> to_bytes(mlir::Operation* op, const std::string& producer, i
   mlir::BytecodeWriterConfig config(producer);
   config.setDesiredBytecodeVersion(version);
   std::string bytes;
-  bytes.reserve(expected_size);  // a string that grows is there twice while it moves
+  bytes.reserve(expected_size);  // avoids a reallocation, during which the text would be in memory twice
   llvm::raw_string_ostream stream(bytes);
   if (mlir::failed(mlir::writeBytecodeToFile(op, stream, config))) {
     return internal_error("MLIR does not write the module as bytecode of version {}", version);
@@ -47,7 +47,7 @@ Result<std::string> to_bytes(mlir::Operation* op, const std::string& producer, i
   return bytes;
 }
 
-// The attributes of an operation that are not its own, and stay beside VHLO's.
+// Attributes of an operation that are not its own, which are kept beside VHLO's.
 std::vector<mlir::NamedAttribute> foreign_attributes(mlir::Operation* op) {
   const OpInfo* info = find_op(view(op->getName().getStringRef()));
   std::vector<mlir::NamedAttribute> found;
@@ -83,7 +83,7 @@ class VhloWriter {
   }
 
  private:
-  // The oldest version that says all of the module.
+  // The oldest version that can express the whole module.
   Status find_version() {
     Status status;
     const auto check = [&](mlir::Operation* op) {
@@ -129,7 +129,7 @@ class VhloWriter {
       if (attribute.name == "backend_config" && mlir::isa<mlir::DictionaryAttr>(form.attributes[i])) {
         need(kDictionaryConfig, op, "a dictionary as backend_config");
       }
-      // What an older version of the operation leaves out is neutral and needs nothing.
+      // If an older version lacks this attribute, its value is neutral and requires no version.
       if (attribute.kind == AttributeKind::kAlgorithm || attribute.default_value == "accuracy") {
         continue;
       }
@@ -155,7 +155,7 @@ class VhloWriter {
     return need_types(op, op->getResultTypes());
   }
 
-  // Of functions' arguments and results: values of other dialects stay as they are.
+  // Checks the dictionaries of a function's arguments and results. Their values from other dialects are unchanged.
   Status need_dictionaries(mlir::Operation* op, mlir::Attribute attribute) {
     const auto list = mlir::dyn_cast<mlir::ArrayAttr>(attribute);
     if (!list || !llvm::all_of(list, [](mlir::Attribute each) { return mlir::isa<mlir::DictionaryAttr>(each); })) {
@@ -251,7 +251,7 @@ class VhloWriter {
     return builder_.create(state)->getResult(0);
   }
 
-  // An operation of another dialect on values of its own types.
+  // Copies an operation of another dialect, whose values keep their own types.
   void copy_foreign(mlir::Operation* op, mlir::IRMapping& values) {
     mlir::IRMapping own;
     for (const mlir::Value operand : op->getOperands()) {
@@ -267,7 +267,8 @@ class VhloWriter {
   }
 
  public:
-  // MLIR writes an unregistered operation's properties in a form that no consumer reads which knows the operation.
+  // MLIR writes properties of an unregistered operation in a form that consumers with the registered operation cannot
+  // read.
   static void put_attributes_in_dictionary(mlir::Operation* op) {
     if (op->isRegistered()) {
       return;
@@ -302,7 +303,7 @@ Result<std::string> write_plain(const Module& module, size_t expected_size) {
 
 Result<Target> parse_target(std::string_view text, const Format& given) {
   if (text.empty()) {
-    // Who reads a version that is newer than those known here reads these, too.
+    // A consumer of a newer version than those known here can also read these.
     return Target{{given.encoding, std::clamp(given.version, bytecode::kOldest, bytecode::kNewest)},
                   VersionRule::kAtLeast};
   }

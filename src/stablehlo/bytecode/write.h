@@ -1,4 +1,4 @@
-// Modules as bytes: text, MLIR bytecode of StableHLO, or VHLO of a version (StableHLO's portable artifacts).
+// Writes modules as bytes: text, MLIR bytecode of StableHLO, or VHLO of a version (StableHLO's portable artifacts).
 #pragma once
 
 #include <string>
@@ -9,21 +9,21 @@ namespace flashlift::stablehlo {
 
 enum class VersionRule : uint8_t {
   kExactly,
-  kAtLeast,  // a later one where the module needs it
+  kAtLeast,  // a later version if the module requires it
 };
 
-// What a caller asks for.
+// The requested format.
 struct Target {
   Format format;
   VersionRule rule = VersionRule::kExactly;
 };
 
-// "text", "bytecode", "vhlo=1.9.0", "vhlo" (the oldest version that says all of the module) or "" (as it was given, in
-// a later version where that is needed).
+// Reads "text", "bytecode", "vhlo=1.9.0", "vhlo" (the oldest version that can express the module) or "" (the given
+// format, in a later version if necessary).
 Result<Target> parse_target(std::string_view text, const Format& given);
 
-// expected_size: about how many bytes it will take, if that is known, to reserve them at once.
-// Errors: kUnsupported for what the format or its version cannot say; the message names the oldest version that can.
+// expected_size: the approximate size of the result, if known, which is reserved at once. Errors: kUnsupported if the
+// format or its version cannot express the module; the message names the oldest version that can.
 Result<std::string> write_module(const Module& module, const Format& format, VersionRule rule = VersionRule::kExactly,
                                  size_t expected_size = 0);
 

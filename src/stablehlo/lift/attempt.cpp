@@ -5,7 +5,7 @@
 namespace flashlift::stablehlo {
 namespace {
 
-// For people: what was recognised.
+// The report's description of what was recognised.
 std::string summary(const Problem& p, const Softmax& softmax, bool has_gradient) {
   std::string text = fmt::format("softmax over {} keys, {} of {} queries x {} heads", p.kv_len,
                                  p.kv_heads == p.q_heads ? "attention" : "grouped attention", p.q_len, p.q_heads);

@@ -1,4 +1,4 @@
-// Stage 6: the problem of the forward call with its programs, and what rows without keys give.
+// Stage 6: the problem of the forward call with its programs, and the results of rows without keys.
 #include <algorithm>
 #include <cmath>
 #include <set>
@@ -11,7 +11,7 @@
 namespace flashlift::stablehlo {
 namespace {
 
-// A name for a captured tensor that a person recognises: the argument's, or a number.
+// A readable name for a captured tensor: the argument's name, or a number.
 std::string leaf_name(mlir::Value value, size_t number) {
   if (const auto argument = llvm::dyn_cast<mlir::BlockArgument>(value)) {
     return fmt::format("arg{}", argument.getArgNumber());
@@ -32,7 +32,7 @@ std::vector<LeafInfo> name_leaves(const std::vector<mlir::Value>& leaves) {
   return infos;
 }
 
-// What the elements of a constant lie within, if it is one of f32 numbers; 16-bit ones are read as such.
+// The range of a constant's elements, if they are f32 or 16-bit numbers.
 std::optional<score::Interval> range_of_constant(mlir::Value value) {
   constexpr int64_t kMost = 1 << 16;
   const auto elements = constant(value);
@@ -52,8 +52,9 @@ std::optional<score::Interval> range_of_constant(mlir::Value value) {
   return range;
 }
 
-// Elements of the first product are taken to lie within 2^24. Beyond, neighbouring f32 scores are 2 apart, and what a
-// softmax gives of them hangs on how the product was rounded; an f16 product twice as large as its bound overflows.
+// Elements of the first product are assumed to lie within 2^24. Beyond, neighbouring f32 scores are 2 apart, so that
+// the softmax depends on how the product is rounded. The bound for f16 is 2^15, because a product twice as large
+// overflows.
 KnownBounds known_bounds(const Plane& plane) {
   return {.sizes = plane.sizes,
           .largest_score = dtype(plane.pair.first->getResult(0).getType()) == DType::kF16 ? 0x1p15 : 0x1p24,
@@ -91,8 +92,9 @@ EmptiedBy what_empties(Plane& plane, const Softmax& softmax) {
   return {.conditions = !keeps, .data = scores_may_be_infinite(plane, softmax)};
 }
 
-// A call's log-sum-exp of a row without keys is NaN where the output is, otherwise -inf. The log-sum-exp of jax.nn is
-// always -inf; where the output is NaN nevertheless, the call gives zeros that the module replaces.
+// Checks that the call gives rows without keys the same log-sum-exp as the module. A call's log-sum-exp is NaN in such
+// rows if the output is NaN, otherwise -inf. That of jax.nn is always -inf; if its output is NaN nevertheless, the call
+// returns zeros, which the rewritten module replaces by NaN.
 Proof give_empty_rows_their_log_sum_exp(Plane& plane, const std::optional<LogSumExp>& log_sum_exp, Programs& programs) {
   if (!log_sum_exp || is_never_empty(plane, programs.match.softmax)) {
     return {};
@@ -115,16 +117,17 @@ Proof give_empty_rows_their_log_sum_exp(Plane& plane, const std::optional<LogSum
   return refuse<Reason::kLogSumExpWithoutKeys>(*value);
 }
 
-// Whether the score may hold large numbers that are not the product's, such as a mask that a tensor of floats holds.
+// Whether the score may contain large numbers that do not come from the product, such as those of a mask in a float
+// tensor.
 bool may_add_much(const Plane& plane, SymId score) {
-  constexpr double kMuch = 0x1p16;  // beside it, the logarithm of a sum keeps 7 bits behind the point
+  constexpr double kMuch = 0x1p16;  // if this is added to a sum, its logarithm keeps 7 bits after the binary point
   KnownBounds known = known_bounds(plane);
   known.largest_score = 1;
   const auto range = Bounds(plane.arena, known).finite(score);
   return !range || range->real_lo < -kMuch || range->real_hi > kMuch;
 }
 
-// Finds what rows without keys give, and makes guards of finite masks.
+// Determines the results of rows without keys, and turns finite masks into guards.
 Proof settle_masks(Plane& plane, const std::optional<LogSumExp>& log_sum_exp, bool has_gradient, Programs& programs) {
   SymArena& arena = plane.arena;
   Match& match = programs.match;
@@ -134,7 +137,7 @@ Proof settle_masks(Plane& plane, const std::optional<LogSumExp>& log_sum_exp, bo
       programs.problem.empty_rows,
       classify_empty_rows(arena, plane.sizes, match.undropped, match.softmax, what_empties(plane, match.softmax)));
   FLASHLIFT_RETURN_IF_ERROR(give_empty_rows_their_log_sum_exp(plane, log_sum_exp, programs));
-  // A row of masked scores alone has them in its log-sum-exp.
+  // In a row that has only masked scores, the log-sum-exp contains them.
   Softmax masked = match.softmax;
   const FiniteMasks masks = extract_finite_masks(arena, masked, known_bounds(plane), has_gradient);
   const bool keeps_keys = masks == FiniteMasks::kInRowsWithKeys;
@@ -144,7 +147,7 @@ Proof settle_masks(Plane& plane, const std::optional<LogSumExp>& log_sum_exp, bo
     }
     return score;
   };
-  const auto may_be_far = [&](SymId score) {  // all scores of a row
+  const auto may_be_far = [&](SymId score) {  // whether all scores of a row may be large
     score = where(score, keeps_keys ? masked.guards : std::vector<SymId>());
     return (!keeps_keys && has_finite_masks(arena, score)) || may_add_much(plane, score);
   };
@@ -169,15 +172,15 @@ Proof settle_masks(Plane& plane, const std::optional<LogSumExp>& log_sum_exp, bo
     if (!empty_rows.ok() && masks == FiniteMasks::kInAllRows) {
       return empty_rows.error();
     }
-    if (!log_sum_exp) {  // with it, each row has a key, and what was found for rows of -inf stays
+    if (!log_sum_exp) {  // if there is one, each row has a key, and the result for rows of -inf stays
       programs.problem.empty_rows = empty_rows.ok() ? *empty_rows : EmptyRows::kZero;
     }
   }
   return {};
 }
 
-// Whether a constant of the module makes scores +inf or NaN, whatever numbers of ordinary size the tensors hold. Such a
-// row is NaN, and so is its gradient by each score but those that a select replaced: a call multiplies NaN by 0 there.
+// Whether a constant of the module makes scores +inf or NaN for any tensors of ordinary numbers. Such a row is NaN. So
+// is its gradient of each score, except those that a select replaced: there a call would compute NaN times 0.
 bool has_infinite_constant(const Plane& plane, SymId score) {
   const SymArena& arena = plane.arena;
   const auto range_of_leaf = [&](int64_t leaf) -> std::optional<score::Interval> {
@@ -235,7 +238,8 @@ Outcome<Programs> build_programs(Plane& plane, const Forward& forward, const std
   if (gradient != nullptr && has_infinite_constant(plane, programs.match.softmax.score)) {
     return refuse<Reason::kInfiniteScore>();
   }
-  // Conditions on the scores themselves are not mask_mods; as -inf of the score_mod they mean the same.
+  // A condition on the scores cannot be a mask_mod. Instead, the score_mod returns -inf where it fails, which is
+  // equivalent.
   Softmax& softmax = programs.match.softmax;
   std::vector<SymId> guards;
   for (const SymId guard : softmax.guards) {

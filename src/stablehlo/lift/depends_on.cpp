@@ -6,7 +6,7 @@ std::optional<bool> DependsOn::known(mlir::Operation* op) const {
   if (op == product_) {
     return true;
   }
-  // What stands before the product, or in a block around its own, does not depend on it.
+  // Operations before the product, or in a block around its own, do not depend on it.
   if (op == nullptr || op->getBlock() != product_->getBlock() || op->isBeforeInBlock(product_) ||
       llvm::is_contained(barriers_, op)) {
     return false;
@@ -15,7 +15,7 @@ std::optional<bool> DependsOn::known(mlir::Operation* op) const {
   return found == known_.end() ? std::nullopt : std::optional(found->second);
 }
 
-// Without recursion: as many operations as a module has may stand behind one another.
+// Uses no recursion, because a chain of operations may be as long as the module.
 bool DependsOn::operator()(mlir::Operation* op) {
   std::vector<mlir::Operation*> pending{op};
   while (!pending.empty()) {

@@ -17,10 +17,10 @@
 namespace flashlift::stablehlo {
 namespace {
 
-// Deeper than any producer's chain between two products, shallow enough for the stack.
+// More than any producer's chain between two products needs, but not too much for the stack.
 constexpr int kMaxDepth = 3000;
 
-// Whether in_own_arithmetic() has the arithmetic of this element type.
+// Whether in_own_arithmetic() can compute in this element type.
 bool has_arithmetic(DType dtype) { return dtype != DType::kF64; }
 
 std::optional<DType> element_dtype(mlir::Value value) { return dtype(value.getType()); }
@@ -43,14 +43,14 @@ std::optional<ReduceKind> reduce_kind(Reducer reducer) {
   }
 }
 
-// Whether a sum of this element type is one of the score program's numbers, apart from rounding.
+// Whether the score program computes sums of this element type, apart from rounding.
 bool sums_alike(DType type) {
   return type == DType::kI32 || type == DType::kI64 || type == DType::kF32 || type == DType::kBF16 ||
          type == DType::kF16;
 }
 
-// Whether a reduction from this start value is the one of its inputs, or, of maxima and minima, the larger or smaller
-// of that and the start value.
+// Whether the reduction's start value leaves the result unchanged, or, for maxima and minima, can be applied to it
+// afterwards.
 bool is_neutral(ReduceKind kind, double init, DType type) {
   switch (kind) {
     case ReduceKind::kAdd:
@@ -242,7 +242,7 @@ SymId Evaluator::evaluate_uncached(mlir::Value value, const std::vector<Index>& 
   }
 }
 
-// kNoSym without a failure: not understood, the caller makes it a load.
+// Returns kNoSym without a failure if the operation is not understood: the caller then reads its result as a tensor.
 SymId Evaluator::evaluate_elementwise(mlir::Operation* op, const std::vector<Index>& indices) {
   const OpKind op_kind = kind(op);
   if (op_kind == OpKind::kConvert) {
@@ -310,7 +310,8 @@ SymId Evaluator::evaluate_constant(mlir::Value value, const std::vector<Index>& 
   if (elements.getNumElements() > 0 && (elements.isSplat() || elements.getNumElements() == 1)) {
     return element(0);
   }
-  // numpy.arange as a constant: an iota in disguise, which interval analysis sees through and a load it does not.
+  // Reads a constant that numpy.arange computed as an iota: interval analysis can bound it, which it cannot do for a
+  // load.
   constexpr int64_t kLongest = 1 << 20;
   const int64_t count = elements.getNumElements();
   if (indices.size() == 1 && count > 1 && count <= kLongest && (type == DType::kI32 || type == DType::kI64)) {
@@ -341,14 +342,14 @@ SymId Evaluator::evaluate_reduce(mlir::Value value, const std::vector<Index>& in
     return leaf(value, indices);
   }
   const bool is_logical = *kind == ReduceKind::kAnd || *kind == ReduceKind::kOr;
-  // Of one element, as jnp.take has it over the coordinates of an index that may lie outside of the table, and the
-  // gradient of a broadcast that adds a dimension of size 1.
+  // A reduction of a single element. jnp.take has one over the coordinates of an index that may be out of range, and
+  // the gradient of a broadcast that adds a dimension of size 1 has one.
   const bool is_of_one = (is_logical || *kind == ReduceKind::kAdd) && llvm::all_of(how->dims, [&](int64_t dim) {
                            return shape(how->inputs[0])[static_cast<size_t>(dim)] == 1;
                          });
   if (!depends_on_score_(op) && !(is_logical && opens_reductions_) && !is_of_one) {
     leaves_reductions_ = leaves_reductions_ || is_logical;
-    return leaf(value, indices);  // computed once outside, not once a row inside
+    return leaf(value, indices);  // the module computes it once, instead of the call once for each row
   }
   SymId reduced = evaluate_reduce_from_neutral(*kind, how->inputs[0], how->dims.vec(), indices);
   reduced = reduced == kNoSym ? kNoSym : rounded(reduced, op);
@@ -372,7 +373,7 @@ SymId Evaluator::evaluate_reduce_from_neutral(ReduceKind kind, mlir::Value opera
   }
   std::erase_if(dims, [&](int64_t dim) { return shape(operand)[static_cast<size_t>(dim)] == 1; });
   if (dims.empty()) {
-    return evaluate(operand, operand_indices);  // of one element
+    return evaluate(operand, operand_indices);  // a reduction of one element
   }
   if (dims.size() != 1) {
     return evaluate_reduce_over_keys(kind, operand, dims, operand_indices);
@@ -385,7 +386,7 @@ SymId Evaluator::evaluate_reduce_from_neutral(ReduceKind kind, mlir::Value opera
   return arena_.reduce(kind, pieces);
 }
 
-// A product with a constant of equal elements is the sum of its other operand, times that number.
+// A product with a constant of equal elements is the sum of the other operand, times that number.
 SymId Evaluator::evaluate_sum_by_product(mlir::Value value, const std::vector<Index>& indices) {
   mlir::Operation* op = value.getDefiningOp();
   const auto side = side_summed_by_product(op);
@@ -394,9 +395,9 @@ SymId Evaluator::evaluate_sum_by_product(mlir::Value value, const std::vector<In
     return leaf(value, indices);
   }
   const OperandDims dims = operand_dims(op, *side);
-  const size_t first_free =
-      dims.batch.size() + (*side == 0 ? 0 : operand_dims(op, 0).free.size());  // among the result's dimensions
-  std::vector<std::pair<int64_t, Index>> kept;                                 // of the operand
+  // Free dimensions come after the batch in the result, those of the left operand first.
+  const size_t first_free = dims.batch.size() + (*side == 0 ? 0 : operand_dims(op, 0).free.size());
+  std::vector<std::pair<int64_t, Index>> kept;  // the operand's, that the result has, too
   for (size_t i = 0; i < dims.batch.size(); ++i) {
     kept.emplace_back(dims.batch[i], indices[i]);
   }
@@ -418,8 +419,8 @@ bool Evaluator::mentions_key(const Index& index) const {
   return index.general != kNoSym ? arena_.depends_on(index.general, kKeyAtom) : runs_over_keys(index.affine);
 }
 
-// A reduction over several dimensions that are the keys together. `indices` are the operand's, without those of `dims`.
-// kNoSym without a failure: they are not.
+// A reduction over several dimensions that together are the keys. `indices` are the operand's, without those of `dims`.
+// Returns kNoSym without a failure if the dimensions are not the keys.
 SymId Evaluator::evaluate_reduce_over_keys(ReduceKind kind, mlir::Value operand, const std::vector<int64_t>& dims,
                                            std::vector<Index> indices) {
   std::vector<int64_t> sizes;
@@ -442,7 +443,7 @@ SymId Evaluator::evaluate_reduce_over_keys(ReduceKind kind, mlir::Value operand,
   return body == kNoSym ? kNoSym : arena_.reduce(kind, {{.body = body, .size = count, .atom = kKeyAtom}});
 }
 
-// An index variable for a reduction over this many. Reductions that do not stand in each other share theirs, so that
+// An index variable for a reduction over this many elements. Reductions that are not nested share variables, so that
 // equal bodies are equal formulas.
 int Evaluator::bound_atom(int64_t size, const std::vector<Index>& indices) {
   for (int atom = kFirstBound; atom < next_bound_; ++atom) {
@@ -536,7 +537,7 @@ SymId Evaluator::load(mlir::Value value, const std::vector<Index>& indices) {
   }
   std::vector<SymId> formulas;
   for (const Index& index : indices) {
-    // A computed index keeps its type: narrowing an i64 first would wrap where the load clamps.
+    // A computed index keeps its type: narrowing an i64 first would wrap around, whereas the load clamps.
     const Type type_of_index = index.general != kNoSym ? arena_[index.general].type : Type::kI32;
     formulas.push_back(index_formula(index, type_of_index));
   }

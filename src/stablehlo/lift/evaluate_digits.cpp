@@ -1,5 +1,4 @@
-// Keys that stand as several dimensions, of an image for instance: the parts of the key's index, and how they join
-// again.
+// Keys that span several dimensions, for example of an image: splits the key's index into digits, and joins them again.
 #include "stablehlo/lift/evaluate.h"
 
 namespace flashlift::stablehlo {
@@ -15,7 +14,7 @@ bool Evaluator::runs_over_keys(const Affine& index) const {
 
 std::vector<int> Evaluator::smallest_key_digits(int atom) const {
   std::vector<int> smallest;
-  for (int part = kFirstBound; part < next_bound_; ++part) {  // the outer one was made first
+  for (int part = kFirstBound; part < next_bound_; ++part) {  // of two digits, the outer one comes first
     if (digits_[static_cast<size_t>(part)].of == atom) {
       const std::vector<int> inside = smallest_key_digits(part);
       smallest.insert(smallest.end(), inside.begin(), inside.end());
@@ -33,7 +32,7 @@ SymId Evaluator::atom_formula(int atom) {
                    {atom_formula(digit.of), arena_.constant(Type::kI32, digit.inner)});
 }
 
-// outer * inner_size + inner is what both are parts of.
+// Replaces outer * inner_size + inner by the index that both are digits of.
 Affine Evaluator::with_digits_joined(Affine index) const {
   const auto coefficient_of = [&](int atom) {
     for (const auto& term : index.terms) {
@@ -43,7 +42,7 @@ Affine Evaluator::with_digits_joined(Affine index) const {
     }
     return int64_t{0};
   };
-  for (int inner = next_bound_; inner-- > kFirstBound;) {  // parts of parts come later than what they are parts of
+  for (int inner = next_bound_; inner-- > kFirstBound;) {  // digits of a digit come after it
     const Digit& digit = digits_[static_cast<size_t>(inner)];
     const int outer = inner - 1;
     const int64_t factor = coefficient_of(inner);
@@ -63,7 +62,7 @@ std::optional<Affine> Evaluator::with_atom_split(const Affine& index, const Spli
     const Digit& digit = digits_[static_cast<size_t>(atom)];
     if (digit.of == request.atom) {
       if (digit.inner != request.inner_size) {
-        return std::nullopt;  // taken apart in another way already: the two would not be seen to be the same keys
+        return std::nullopt;  // already split differently: the two splits would not be recognised as the same keys
       }
       outer = outer < 0 ? atom : outer;
     }

@@ -1,4 +1,4 @@
-// The operations that only move elements: how the indices of a result become those of an operand.
+// Operations that only move elements: converts the indices of a result to those of an operand.
 #include <algorithm>
 
 #include "stablehlo/lift/evaluate.h"
@@ -32,8 +32,8 @@ SymId Evaluator::evaluate_reshape(mlir::Value value, const std::vector<Index>& i
     affine.push_back(from[i] == 1 ? Affine{} : indices[i].affine);
   }
   const Affine offset = linearize(affine, {from.begin(), from.end()});
-  // What does not depend on the scores is better read as the tensor that it is than at parts of the key; but a product,
-  // which may be that of the output's gradient and the values.
+  // A value that does not depend on the scores is read as a tensor, without splitting the key. A product is an
+  // exception: it may be that of the output's gradient and the values.
   const Delinearized split = depends_on_score_(value.getDefiningOp()) || is_product(operand.getDefiningOp())
                                  ? delinearize_splitting_keys(offset, {to.begin(), to.end()})
                                  : delinearize(offset, {to.begin(), to.end()}, atom_sizes_);
@@ -41,7 +41,7 @@ SymId Evaluator::evaluate_reshape(mlir::Value value, const std::vector<Index>& i
     const int atom = split.request.atom;
     if (atom > kKeyAtom && atom < kFirstBound) {
       split_request_ = split.request;
-      return fail(refuse<Reason::kSplitIndex>());  // the caller asks split_request() first
+      return fail(refuse<Reason::kSplitIndex>());  // the caller reads split_request() first
     }
     return leaf(value, indices);
   }
@@ -74,7 +74,7 @@ SymId Evaluator::evaluate_dynamic_slice(mlir::Operation* op, const std::vector<I
   std::vector<Index> operand_indices;
   for (size_t i = 0; i < indices.size(); ++i) {
     const int64_t last_start = operand_shape[i] - sizes[i];
-    if (last_start == 0) {  // the start is clamped to 0
+    if (last_start == 0) {  // start indices are clamped, so that the start can only be 0
       operand_indices.push_back(indices[i]);
       continue;
     }
@@ -91,7 +91,8 @@ SymId Evaluator::evaluate_dynamic_slice(mlir::Operation* op, const std::vector<I
   return evaluate(op->getOperand(0), operand_indices);
 }
 
-// Whether the index runs across the boundary as a reduction runs: then the reduction is asked to come again in pieces.
+// Whether the index crosses the boundary within a reduction. If so, requests that the reduction is evaluated in two
+// pieces.
 bool Evaluator::split_range(const Index& index, int64_t boundary) {
   if (index.general != kNoSym || index.affine.terms.size() != 1 || index.affine.terms[0].second != 1 ||
       active_ranges_.empty() || active_ranges_.back() != index.affine.terms[0].first) {
@@ -105,7 +106,7 @@ bool Evaluator::split_range(const Index& index, int64_t boundary) {
   return true;
 }
 
-// A softmax with a zero logit beside the scores is one of a padded row, for instance.
+// A row may be padded, for example by a zero logit that makes a softmax with a sink.
 SymId Evaluator::evaluate_pad(mlir::Value value, const std::vector<Index>& indices) {
   mlir::Operation* op = value.getDefiningOp();
   const auto how = padding(op);
@@ -153,7 +154,7 @@ SymId Evaluator::evaluate_concatenate(mlir::Value value, const std::vector<Index
   return leaf(value, indices);
 }
 
-// result[batch..., offset...] = operand[start[batch...] + offset...], the start clamped so that the slice fits.
+// result[batch..., offset...] = operand[start[batch...] + offset...]. The start is clamped so that the slice fits.
 SymId Evaluator::evaluate_gather(mlir::Value value, const std::vector<Index>& indices) {
   mlir::Operation* op = value.getDefiningOp();
   const auto how = gather(op);
@@ -196,14 +197,14 @@ SymId Evaluator::evaluate_gather(mlir::Value value, const std::vector<Index>& in
       return kNoSym;
     }
     const Type type = arena_[start].type;
-    if (how->slice_sizes[d] != 1) {  // a load clamps by itself
+    if (how->slice_sizes[d] != 1) {  // a load clamps an index, but not the start of a longer slice
       start = arena_.op(Op::k_max, {start, arena_.constant(type, 0)});
       start = arena_.op(Op::k_min, {start, arena_.constant(type, last_start)});
       start = arena_.op(Op::k_add, {start, index_formula(operand_indices[d], type)});
     }
     operand_indices[d] = {.affine = {}, .general = start};
   }
-  // Behind the gather only a load clamps its index as the gather does: nothing is walked through.
+  // Only a load clamps indices like the gather does: the operand is therefore read as a tensor.
   return leaf(operand, operand_indices);
 }
 

@@ -1,4 +1,4 @@
-// Element types that a score program's types do not hold as they are: narrow and unsigned integers, 16-bit floats.
+// Element types that a score program does not have: narrow and unsigned integers, and 16-bit floats.
 #include <fmt/format.h>
 
 #include "score/operation.h"
@@ -17,7 +17,7 @@ bool is_half(DType type) { return type == DType::kBF16 || type == DType::kF16; }
 
 bool is_unsigned(DType type) { return type == DType::kU8 || type == DType::kU32; }
 
-// The numbers of an integer type that is narrower than the score program's type that holds it.
+// The range of an integer type that is narrower than its type in score programs.
 struct Bounds {
   int64_t low = 0;
   int64_t high = 0;
@@ -39,7 +39,7 @@ std::optional<Bounds> narrow_bounds(DType type) {
   }
 }
 
-// Whole numbers up to this are numbers of the type.
+// The type represents all whole numbers up to this one.
 int64_t largest_exact(DType type) { return type == DType::kBF16 ? 256 : 2048; }
 
 }  // namespace
@@ -52,7 +52,7 @@ Ranges Evaluator::ranges() {
   return {arena_, atom_sizes_, of_leaf, known_ranges_};
 }
 
-// The number of an integer type of `bits` bits with the same low bits.
+// The number with the same low bits in an integer type of `bits` bits.
 SymId Evaluator::wrapped(SymId value, DType type) {
   const auto bounds = narrow_bounds(type);
   if (value == kNoSym || !bounds || ranges().lies_within(value, bounds->low, bounds->high)) {
@@ -67,7 +67,7 @@ SymId Evaluator::wrapped(SymId value, DType type) {
 }
 
 bool Evaluator::is_number_of(SymId value, DType half, int depth) {
-  constexpr int kDeepest = 6;  // parts that operands share are looked at again
+  constexpr int kDeepest = 6;  // a limit, since parts that operands share are read again for each
   const Sym& sym = arena_[value];
   const Op round = half == DType::kBF16 ? Op::k_round_bf16 : Op::k_round_f16;
   if (sym.kind == SymKind::kConstant) {
@@ -135,8 +135,8 @@ SymId Evaluator::evaluate_iota(mlir::Value value, const std::vector<Index>& indi
   return rounded(wrapped(index, *type), op);
 }
 
-// What a conversion to a wider type reads. XLA computes bf16 in f32 and rounds each result, but not for a conversion to
-// f32 that reads it.
+// The number that a conversion to a wider type reads. XLA computes bf16 in f32 and rounds each result, unless a
+// conversion to f32 reads it.
 SymId Evaluator::before_rounding(mlir::Value operand, SymId value) {
   mlir::Operation* op = operand.getDefiningOp();
   const auto scalar = op != nullptr && is_elementwise(op) ? scalar_op(kind(op)) : std::nullopt;
@@ -153,7 +153,7 @@ SymId Evaluator::evaluate_convert(mlir::Operation* op, const std::vector<Index>&
   if (!from || !to) {
     return kNoSym;
   }
-  // The f32 of a score program holds no f64 but those that were f32 or are about to be.
+  // A score program has no f64. It can only represent those that were f32 or become f32.
   if ((*to == DType::kF64 && !is_float(*from)) || (*from == DType::kF64 && !is_float(*to)) ||
       (*from == DType::kF64 && is_half(*to))) {
     return kNoSym;
@@ -163,8 +163,8 @@ SymId Evaluator::evaluate_convert(mlir::Operation* op, const std::vector<Index>&
   if (value == kNoSym) {
     return kNoSym;
   }
-  // Of a tensor that the module computes in 16 bits, it computes the conversion, too: XLA rounds between the two or
-  // not.
+  // If the module computes a tensor in 16 bits, it computes the conversion, too, since XLA may or may not round between
+  // the two.
   const Sym& sym = arena_[value];
   mlir::Operation* definition = operand.getDefiningOp();
   const bool is_leaf = sym.kind == SymKind::kLoad && leaves_[static_cast<size_t>(sym.payload)] == operand;
@@ -174,7 +174,7 @@ SymId Evaluator::evaluate_convert(mlir::Operation* op, const std::vector<Index>&
   }
   const Type scalar = scalar_type(*to);
   const auto bounds = narrow_bounds(*to);
-  if (bounds && is_float(*from)) {  // saturates
+  if (bounds && is_float(*from)) {  // the conversion saturates
     const SymId whole = arena_.convert(value, scalar);
     const SymId from_below = arena_.op(Op::k_max, {whole, arena_.constant(scalar, bounds->low)});
     return arena_.op(Op::k_min, {from_below, arena_.constant(scalar, bounds->high)});
@@ -209,12 +209,12 @@ SymId Evaluator::evaluate_compare(mlir::Operation* op, const std::vector<Index>&
   return kNoSym;
 }
 
-// What an operation of the same operands gives in the score program's arithmetic, made what it gives in its own.
+// The operation's result in its own type, computed by the score program's types.
 SymId Evaluator::in_own_arithmetic(mlir::Operation* op, Op scalar, std::vector<SymId> args) {
   const DType type = *element_dtype(op->getOperand(0));
   if (const auto bounds = narrow_bounds(type)) {
     if (scalar == Op::k_shr && is_unsigned(type)) {
-      return kNoSym;  // shifts in the highest bit, which is no sign
+      return kNoSym;  // the shift repeats the highest bit, which is no sign in the wider type
     }
     if (scalar == Op::k_ushr && !is_unsigned(type)) {
       args[0] = arena_.op(Op::k_and, {args[0], arena_.constant(Type::kI32, (int64_t{1} << bounds->bits) - 1)});

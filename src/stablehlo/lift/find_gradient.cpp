@@ -1,5 +1,5 @@
-// Stage 5, where the gradient is fused: all that leaves the score plane beside the output is proved to be the gradients
-// by the attention's operands.
+// Stage 5, if the gradient is fused: proves that all results of the score plane other than the output are gradients of
+// the attention's operands.
 #include <algorithm>
 #include <map>
 
@@ -29,15 +29,15 @@ std::vector<int> joined(std::initializer_list<std::vector<int>> parts) {
   return sorted(all);
 }
 
-// A product that may give the gradient by queries, keys or values.
+// A product that may give the gradient of the queries, keys or values.
 struct PlacedExit {
   Exit exit;
-  std::vector<Affine> other_indices;  // of the other operand
+  std::vector<Affine> other_indices;  // indices of the other operand
   PlacedTensor result;
-  std::vector<int> shared;  // dimensions of the call's gradient that the result is summed over, too
+  std::vector<int> shared;  // dimensions of the call's gradient over which the result is also summed
   bool sums_over_keys = false;
-  float factor = 1;           // the other operand is this many times the queries or keys
-  bool is_of_values = false;  // it gives the gradient by the values, otherwise that by queries or keys
+  float factor = 1;           // the other operand is the queries or keys times this
+  bool is_of_values = false;  // it gives the gradient of the values, otherwise that of the queries or keys
 };
 
 Outcome<PlacedExit> place_exit(const Plane& plane, const Forward& forward, const Exit& exit) {
@@ -54,7 +54,7 @@ Outcome<PlacedExit> place_exit(const Plane& plane, const Forward& forward, const
     if (!other) {
       continue;
     }
-    // Depths of queries and of values may be of one size: the operand tells which it is.
+    // If the depths of queries and values have the same size, the other operand decides which one this is.
     float factor = 1;
     if (depth == &operands.depth) {
       const ReadTensor& expected = sums_over_keys ? operands.k : operands.q;
@@ -73,7 +73,7 @@ Outcome<PlacedExit> place_exit(const Plane& plane, const Forward& forward, const
     }
     const std::vector<int> heads = sums_over_keys ? roles.heads() : roles.kv_head;
     const std::vector<int> wanted = joined({roles.batch, heads, sums_over_keys ? roles.query : roles.key, *depth});
-    // Batches and heads that share the tensor may have been summed over, as they are where the product lacks them.
+    // The result may be summed over batches and heads that share the tensor, namely those that the product lacks.
     std::vector<int> shared;
     std::vector<int> found = sorted(result->order());
     if (!sums_over_keys && roles.key.size() > 1 && std::erase(found, kKeyAtom) > 0) {
@@ -98,7 +98,7 @@ Outcome<PlacedExit> place_exit(const Plane& plane, const Forward& forward, const
   return is_summed_otherwise ? refuse<Reason::kProductNotSummed>(place) : refuse<Reason::kProductNoGradient>(place);
 }
 
-// The formula with parts replaced, in sums over the keys, too: there the key is the same index variable.
+// Replaces parts of the formula, also inside sums over the keys, which use the same index variable for the key.
 SymId replace_everywhere(SymArena& arena, SymId id, const std::map<SymId, SymId>& known,
                          std::map<SymId, SymId>& replaced) {
   if (const auto found = known.find(id); found != known.end()) {
@@ -173,20 +173,20 @@ class GradientFinder {
   GradientCheck check_;
   mlir::Operation* d_probability_product_ = nullptr;
   ReadTensor read_d_out_;        // d_out, or d_out times d_out_factor_
-  SymId d_out_factor_ = kNoSym;  // a number for each row
+  SymId d_out_factor_ = kNoSym;  // one number for each row
   std::vector<PlacedExit> exits_;
   Gradient found_;
 };
 
-// Conditions of masks that rows without keys are compared for. Probabilities e^(s - L) of such rows are refused by
-// their logarithm, with a reason of their own.
+// The conditions of masks for which rows without keys are compared. There are none for probabilities e^(s - L): these
+// rows are refused because of the logarithm, with a reason of their own.
 std::vector<SymId> GradientFinder::masks_to_compare() {
   const bool rounds_logarithm = llvm::any_of(
       uses_.exits, [&](const Exit& exit) { return as_product(plane_.arena, exit.formula).rounds_logarithm; });
   return rounds_logarithm ? std::vector<SymId>() : masks_of_whole_rows(plane_, forward_.match.softmax);
 }
 
-// Where the row sum divides behind the second product, it divides the gradient, too: d_out is what is divided.
+// If the division by the row sum comes after the second product, it also divides the gradient: d_out is the dividend.
 Proof GradientFinder::take_output_gradient(mlir::Value value, const std::vector<Affine>& indices) {
   auto placed = place_tensor(value, indices, plane_.sizes);
   read_d_out_ = {value, indices};
@@ -219,8 +219,8 @@ Proof GradientFinder::take_output_gradient(mlir::Value value, const std::vector<
   return {};
 }
 
-// d_out is what is multiplied with the values to give the gradient by the probabilities, or, where nobody asks for that
-// one, what the probabilities are multiplied with.
+// d_out is multiplied with the values to compute the gradient of the probabilities. If the module does not compute that
+// gradient, d_out is the tensor that the probabilities are multiplied with.
 Proof GradientFinder::find_output_gradient() {
   const ReadTensor& v = forward_.operands.v;
   for (const GradientProduct& candidate : gradient_products(plane_, forward_.operands.value_depth)) {
@@ -242,7 +242,7 @@ Proof GradientFinder::find_output_gradient() {
   return refuse<Reason::kNoOutputGradient>();
 }
 
-// What a tensor with the values' depth holds, where another index variable runs through that.
+// The formula of a tensor that has the values' depth, with another index variable in place of the depth.
 SymId GradientFinder::at_depth(mlir::Value value, const std::vector<Affine>& indices, int atom) {
   std::vector<Index> places;
   for (const Affine& index : indices) {
@@ -252,8 +252,8 @@ SymId GradientFinder::at_depth(mlir::Value value, const std::vector<Affine>& ind
   return plane_.evaluator->try_evaluate(value, places, refusal);
 }
 
-// Of the row's sum c sum_d d_out_d out_d, by a reduction or a product, the same as c sum_k p_k d_p_k, where p is what
-// multiplies the values: out_d = sum_k p_k v_kd, and d_p_k = sum_d d_out_d v_kd.
+// Converts the row's sum c sum_d d_out_d out_d, computed by a reduction or a product, to the equal c sum_k p_k d_p_k.
+// Here p is multiplied with the values: out_d = sum_k p_k v_kd, and d_p_k = sum_d d_out_d v_kd.
 std::optional<SymId> GradientFinder::as_sum_over_keys(const Evaluator::Place& place) {
   SymArena& arena = plane_.arena;
   const int depth = forward_.operands.value_depth[0];
@@ -313,8 +313,8 @@ std::optional<SymId> GradientFinder::as_sum_over_keys(const Evaluator::Place& pl
   return arena.op(Op::k_mul, {*coefficient, sum});
 }
 
-// Backward passes that are written by hand, and the gradient of a division behind the product with the values, sum the
-// output's gradient times the output over depth. Formulas of the plane then have that sum over the keys.
+// Hand-written backward passes sum the output's gradient times the output over the depth, and so does the gradient of a
+// division after the product with the values. This function replaces such sums in the formulas by sums over the keys.
 void GradientFinder::read_sums_over_depth() {
   if (parts_.d_probability == kNoSym || !forward_.operands.out || forward_.operands.value_depth.size() != 1) {
     return;
@@ -329,12 +329,12 @@ void GradientFinder::read_sums_over_depth() {
   if (known.empty() && d_out_factor_ == kNoSym) {
     return;
   }
-  // Sums are of d_p with its factor already: first that is read, then they are.
+  // The factor is read first, because the sums already contain d_p with its factor.
   std::map<SymId, SymId> with_factor;
   std::map<SymId, SymId> with_sums;
   const std::map<SymId, SymId> factor = {{parts_.d_probability, with_factor_of_d_out(parts_.d_probability)}};
   for (const auto& [place, sum] : known) {
-    with_factor.emplace(place, place);  // stays until the sums are read
+    with_factor.emplace(place, place);  // unchanged until the sums are read
   }
   const auto read = [&](SymId formula) {
     formula = replace_everywhere(plane_.arena, formula, factor, with_factor);
@@ -348,7 +348,7 @@ void GradientFinder::read_sums_over_depth() {
   }
 }
 
-// Keeps the products that may be gradients by queries, keys or values. Others read a gradient as anything else may.
+// Keeps the products that may be gradients of queries, keys or values. All others count as other uses of the scores.
 void GradientFinder::place_exits() {
   const ReadTensor& d_out = found_.d_out_operand;
   for (const Exit& exit : uses_.exits) {
@@ -369,8 +369,8 @@ void GradientFinder::place_exits() {
   std::erase_if(exits_, [&](const PlacedExit& placed) { return uses_.ends.contains(placed.exit.product); });
 }
 
-// What is added to each row of the gradient by the probabilities: the gradient by the row's log-sum-exp. Any value of
-// rows may be it that is computed from neither scores nor probabilities, but from the call's results.
+// Finds the gradient of the log-sum-exp, which is added to each row of the probabilities' gradient. It may be any value
+// with one number for each row that depends neither on scores nor on probabilities, except through the call's results.
 Proof GradientFinder::find_lse_gradient() {
   const auto of_scores =
       std::find_if(exits_.begin(), exits_.end(), [](const PlacedExit& placed) { return !placed.is_of_values; });
@@ -415,7 +415,7 @@ Proof GradientFinder::find_lse_gradient() {
   return {};
 }
 
-// The product's result, if that is the gradient, or what is made of it by the score's own scale.
+// The product's result if that is the gradient, otherwise the result multiplied by the score's own scale.
 Outcome<PlacedTensor> GradientFinder::result_with_gradient(const PlacedExit& exit) {
   if (exit.is_of_values) {
     FLASHLIFT_RETURN_IF_ERROR(check_.is_probability(exit.exit.formula));
@@ -437,7 +437,7 @@ Outcome<PlacedTensor> GradientFinder::result_with_gradient(const PlacedExit& exi
   return proof.error();
 }
 
-// The product's result as a gradient of the call, once it is proved to be that.
+// Records the product's result as a gradient of the call, after proving that it is one.
 Proof GradientFinder::give(const PlacedExit& exit) {
   std::optional<ResultView>& gradient = exit.is_of_values ? found_.d_v : exit.sums_over_keys ? found_.d_q : found_.d_k;
   if (gradient) {
@@ -458,7 +458,7 @@ Proof GradientFinder::give(const PlacedExit& exit) {
   return {};
 }
 
-// The two calls must not need each other, as they would for a second derivative.
+// The two calls must not depend on each other, as they would in a second derivative.
 Proof GradientFinder::check_order() const {
   const auto check = [&](mlir::Operation* exit) -> Proof {
     DependsOn depends(exit, {});
@@ -476,14 +476,14 @@ Proof GradientFinder::check_order() const {
   return {};
 }
 
-// What reads the second product's result beside the division must end in the plane, and what reads a divided gradient
-// in a product that was placed or in that of the gradient by the probabilities: nothing else may need the scores.
+// Other users of the second product's result must lead back into the plane. Users of a divided gradient must lead to a
+// placed product or to the product that computes the probabilities' gradient. Nothing else may need the scores.
 Proof GradientFinder::check_divided() const {
   if (plane_.divided.empty()) {
     return {};
   }
   std::vector<mlir::Operation*> stack = plane_.divided;
-  stack.front() = plane_.pair.second;  // the division is the output
+  stack.front() = plane_.pair.second;  // in place of the division, which divides the output
   llvm::DenseSet<mlir::Operation*> seen;
   while (!stack.empty()) {
     mlir::Operation* op = stack.back();

@@ -25,7 +25,7 @@ Outcome<std::vector<SumExit>> GradientSums::find() {
   return std::move(sums_);
 }
 
-// Whether everything that follows from the operation's result ends in the output or in products that were placed.
+// Whether everything that depends on the operation's result ends in the output or in placed products.
 bool GradientSums::is_inner(mlir::Operation* op) {
   if (plane_.is_output(op) || (is_product(op) && op != plane_.pair.first && !uses_.ends.contains(op))) {
     return true;
@@ -41,7 +41,7 @@ bool GradientSums::is_inner(mlir::Operation* op) {
   return inner;
 }
 
-// How what leaves the plane was met at this operation.
+// The refusal for a value that leaves the plane at this operation.
 Refusal GradientSums::reaches(mlir::Operation* user) const {
   const auto found = uses_.ends.find(user);
   return found != uses_.ends.end()
@@ -49,7 +49,7 @@ Refusal GradientSums::reaches(mlir::Operation* user) const {
              : refuse<Reason::kReaches>(user->getName().getStringRef().str(), describe(user->getLoc()));
 }
 
-// All that follows from a value of the plane must end in a product that was placed, or in a gradient.
+// Everything that depends on a value of the plane must end in a placed product, or in a gradient.
 Proof GradientSums::leave(mlir::Operation* op) {
   if (is_inner(op)) {
     return {};
@@ -70,7 +70,7 @@ Proof GradientSums::leave(mlir::Operation* op) {
       }
       Proof left = uses_.values.contains(user) ? leave(user) : leave_as_sum(itself, user);
       if (!left.ok() && uses_.values.contains(user) &&
-          kind(user) == OpKind::kReduce) {  // it may be of rows of a tensor
+          kind(user) == OpKind::kReduce) {  // it may reduce a tensor of rows
         left = leave_as_sum(itself, user).ok() ? Proof() : left;
       }
       if (!left.ok()) {
@@ -84,7 +84,8 @@ Proof GradientSums::leave(mlir::Operation* op) {
   return status;
 }
 
-// The call gives it, whatever it is used for; but for what is computed from it before it leaves.
+// Whether the operation's result is the log-sum-exp, which the call returns for any use. Values computed from it inside
+// the plane do not count.
 bool GradientSums::leave_as_log_sum_exp(mlir::Operation* op) {
   if (!log_sum_exp_ && llvm::is_contained(uses_.log_sum_exps, op)) {
     if (auto found = find_log_sum_exp(plane_, forward_, op->getResult(0)); found.ok()) {
@@ -116,7 +117,7 @@ Proof GradientSums::leave_as_sum(const PlaneSum& sum, mlir::Operation* user) {
   return status;
 }
 
-// A value leaves as the gradient by a term of the score or by the sinks, or all that follows from it does.
+// Proves that the value is the gradient of a term of the score or of the sinks, or that everything computed from it is.
 Proof GradientSums::leave_by(const PlaneSum& sum, const std::function<Proof()>& further) {
   const bool depends_on_keys = plane_.arena.depends_on(sum.formula, kKeyAtom) || plane_.sizes[kKeyAtom] == 1;
   if (has_d_probability_ && !depends_on_keys && is_sinks_gradient(sum)) {
@@ -132,8 +133,8 @@ Proof GradientSums::leave_by(const PlaneSum& sum, const std::function<Proof()>& 
   return further();
 }
 
-// The sum once it went through an operation that sums over dimensions, or that changes all that is summed by what does
-// not depend on the dimensions that are summed already.
+// The sum after an operation that sums over further dimensions, or that applies something to it that does not depend on
+// the dimensions already summed.
 std::optional<PlaneSum> GradientSums::summed_further(const PlaneSum& sum, mlir::Operation* user) {
   if (!is_removable(user) || user->getBlock() != plane_.pair.first->getBlock() || user->getNumResults() != 1 ||
       !static_tensor(user->getResult(0))) {
@@ -154,7 +155,7 @@ std::optional<PlaneSum> GradientSums::summed_further(const PlaneSum& sum, mlir::
       }
       return next;
     }
-    case OpKind::kBroadcastInDim: {  // of dimensions of size 1 alone
+    case OpKind::kBroadcastInDim: {  // only if dimensions of size 1 are broadcast
       next.tensor.dims.resize(shape(next.tensor.value).size());
       for (const auto [d, to] : llvm::enumerate(broadcast_dims(user))) {
         next.tensor.dims[static_cast<size_t>(to)] = dims[d];
@@ -194,7 +195,7 @@ std::optional<PlaneSum> GradientSums::summed_further(const PlaneSum& sum, mlir::
   }
 }
 
-// Each row has its share of the gradient by the sinks.
+// Whether the sum is the sinks' gradient, to which each row contributes.
 bool GradientSums::is_sinks_gradient(const PlaneSum& sum) {
   if (forward_.match.softmax.sinks.size() != 1 || plane_.arena.is_constant(forward_.match.softmax.sinks[0])) {
     return false;
@@ -206,7 +207,7 @@ bool GradientSums::is_sinks_gradient(const PlaneSum& sum) {
   return sorted(sum.tensor.order()) == sorted(wanted) && check_.is_sinks_gradient(sum.formula).ok();
 }
 
-// Formulas know keys, and their digits as formulas of these.
+// Formulas contain the key, and its digits as functions of the key.
 bool GradientSums::depends_on(SymId formula, int atom) {
   SymArena& arena = plane_.arena;
   if (!plane_.evaluator->runs_over_keys(affine_atom(atom)) || atom == kKeyAtom) {
@@ -223,7 +224,7 @@ bool GradientSums::depends_on(SymId formula, int atom) {
   return arena.depends_on(rest, kKeyAtom);
 }
 
-// The term of the score by which the sum is the gradient.
+// The term of the score whose gradient the sum is.
 std::optional<Term> GradientSums::term_with_gradient(const PlaneSum& sum) {
   const std::vector<int> wanted = sorted(sum.tensor.order());
   std::vector<SymId> tried;
@@ -238,7 +239,7 @@ std::optional<Term> GradientSums::term_with_gradient(const PlaneSum& sum) {
     if (!tensor || sorted(tensor->order()) != wanted) {
       continue;
     }
-    // A term that is the same along a dimension was made from a smaller one, whose gradient is wanted.
+    // A term that is constant along a dimension comes from a smaller tensor, whose gradient it is.
     if (std::any_of(wanted.begin(), wanted.end(), [&](int atom) { return !depends_on(place.formula, atom); })) {
       continue;
     }

@@ -18,8 +18,8 @@ std::vector<int64_t> shape_vector(mlir::Value value) {
 
 bool is_half(std::optional<DType> type) { return type == DType::kBF16 || type == DType::kF16; }
 
-// From 16 bits to f32, or to the same type. What was rounded to 16 bits here and is f32 again counts as f32: the module
-// computes with it in f32.
+// Whether the conversion is from 16 bits to f32, or to the same type. A value that was rounded to 16 bits and converted
+// back counts as f32, because the module computes with it in f32.
 bool is_exact_conversion(mlir::Operation* op) {
   if (kind(op) != OpKind::kConvert) {
     return false;
@@ -39,7 +39,7 @@ std::optional<double> number_within(mlir::Value value, int depth) {
   return number ? converted(*number, type, type) : std::nullopt;
 }
 
-// Before the last operation rounds.
+// The number before the last operation rounds it.
 std::optional<double> exact_number_of(mlir::Value value, int depth) {
   if (const auto number = splat(value)) {
     return number;
@@ -82,7 +82,7 @@ std::optional<double> number_of(mlir::Value value) {
 
 namespace {
 
-// The other operand of a multiplication or division by one number, or null.
+// The other operand of a multiplication or division by a constant, or null.
 mlir::Value scaled_operand(mlir::Operation* op, float& factor) {
   if (kind(op) == OpKind::kMultiply) {
     for (unsigned side = 0; side < 2; ++side) {
@@ -102,7 +102,7 @@ mlir::Value scaled_operand(mlir::Operation* op, float& factor) {
 }
 
 struct Step {
-  mlir::Value value;  // null: the end
+  mlir::Value value;  // null at the end
   std::vector<Affine> indices;
   float scale = 1.0f;
   SplitRequest split;
@@ -222,7 +222,7 @@ Outcome<Letters> letters_of(const PlacedTensor& tensor, const Roles& roles, cons
   return letters;
 }
 
-// Whether each letter's dimensions are neighbours in their logical order, so that one stride steps through them.
+// Whether the dimensions of each letter are neighbours in their logical order, so that each letter has one stride.
 bool is_regular(const Letters& letters, const Roles& roles, const std::vector<int>& depth) {
   for (const char letter : {'b', 'h', 's', 'd'}) {
     const std::vector<int> wanted = logical_order(letter, roles, depth);
@@ -287,7 +287,7 @@ std::optional<PlacedTensor> place_tensor(mlir::Value value, const std::vector<Af
     }
     for (const int atom : *digits) {
       if ((seen & atom_bit(atom)) != 0) {
-        return std::nullopt;  // a diagonal
+        return std::nullopt;  // the same atom twice: a diagonal
       }
       seen |= atom_bit(atom);
     }
@@ -392,7 +392,7 @@ std::optional<PlacedTensor> follow_use(const PlacedTensor& tensor, mlir::Operati
 Outcome<OperandView> operand_view(const PlacedTensor& tensor, const Roles& roles, const std::vector<int>& depth,
                                   const std::vector<int64_t>& sizes, bool is_key_or_value) {
   FLASHLIFT_ASSIGN_OR_RETURN(const Letters letters, letters_of(tensor, roles, depth, sizes));
-  // A letter that is absent is shared; one that is there in part is not expressible.
+  // A tensor that lacks a letter shares it. A tensor with only some of a letter's atoms cannot be expressed.
   const std::vector<int> present = tensor.order();
   const auto count_present = [&](const std::vector<int>& atoms) {
     return std::count_if(atoms.begin(), atoms.end(),

@@ -11,12 +11,12 @@
 namespace flashlift::stablehlo {
 namespace {
 
-constexpr size_t kLongestChain = 20000;  // operations looked at on the way back from one product
-// Tried for one second product. The scores of no attention are made of more; the residual stream of a model is, and its
-// gradient, whose loss sums exponentials, too.
+constexpr size_t kLongestChain = 20000;  // operations between one product and those it depends on
+// The first products that are tried for one second product. Scores of an attention never have more. A model's residual
+// stream has, and so has its gradient, whose loss also sums exponentials.
 constexpr size_t kMostFirstProducts = 16;
 constexpr int kMostSplits = 24;
-constexpr int64_t kPartsAStep = 4;  // of formulas
+constexpr int64_t kPartsAStep = 4;  // formula parts that count as one step of work
 
 bool is_of_products(mlir::Operation* op) {
   return (kind(op) == OpKind::kDotGeneral || kind(op) == OpKind::kDot) && !side_summed_by_product(op);
@@ -34,7 +34,7 @@ int64_t summed_elements(mlir::Operation* product) {
   return count;
 }
 
-// Whether an operation sums what it reads: a reduction, a running sum, or a product with a constant of equal elements.
+// Whether an operation sums its operand: a reduction, a running sum, or a product with a constant of equal elements.
 bool sums(mlir::Operation* op) {
   switch (kind(op)) {
     case OpKind::kReduce: {
@@ -51,7 +51,7 @@ bool sums(mlir::Operation* op) {
   }
 }
 
-// Whether a sum divides something, or its logarithm is taken, in whatever shape and with whatever guard.
+// Whether a sum is a divisor or the argument of a logarithm, in any shape and with any guard.
 bool divides(mlir::Operation* sum) {
   constexpr size_t kFarthest = 50;
   return any_operation({sum}, kFarthest, [](mlir::Operation* op, OperationStack& stack) {
@@ -82,12 +82,12 @@ bool divides(mlir::Operation* sum) {
   });
 }
 
-// What it is of.
+// The exponent of an exponential or a power.
 mlir::Value exponent_of(mlir::Operation* exponential) {
   return exponential->getOperand(exponential->getNumOperands() - 1);
 }
 
-// e^(-x²): the slope of erf, which the gradients of biases sum.
+// Whether the exponential is e^(-x²), the derivative of erf, which gradients of biases sum.
 bool is_bell(mlir::Operation* exponential) {
   mlir::Operation* const negative = defining(exponent_of(exponential), OpKind::kNegate);
   mlir::Operation* const square = negative != nullptr ? negative->getOperand(0).getDefiningOp() : nullptr;
@@ -95,8 +95,8 @@ bool is_bell(mlir::Operation* exponential) {
                                (kind(square) == OpKind::kMultiply && square->getOperand(0) == square->getOperand(1)));
 }
 
-// Whether the exponential is summed somewhere before the next product: a softmax does, an activation (erf, softplus)
-// does not, and is no candidate that anybody wants to read of.
+// Whether the exponential is summed before the next product. That of a softmax is. That of an activation (erf,
+// softplus) is not, and the report need not mention it.
 bool is_summed(mlir::Operation* exponential) {
   const bool must_divide = is_bell(exponential);
   constexpr size_t kFarthest = 500;  // operations between the exponential and its sum
@@ -116,15 +116,15 @@ bool is_summed(mlir::Operation* exponential, Work& work) {
   return known->second;
 }
 
-// Whether the numbers of a smaller tensor are each repeated, as a row's are for its keys.
+// Whether each number of a smaller tensor is repeated, as a row's number is for its keys.
 bool is_spread(mlir::Value value) {
   mlir::Operation* const broadcast = defining(value, OpKind::kBroadcastInDim);
   return broadcast != nullptr && static_tensor(broadcast->getOperand(0)) &&
          static_tensor(broadcast->getOperand(0)).getNumElements() > 1 && !splat(broadcast->getOperand(0));
 }
 
-// Whether a number of the row is subtracted from what the exponential is of, such as a log-sum-exp: then its row may
-// sum to 1 without being divided.
+// Whether a number of the row, such as a log-sum-exp, is subtracted in the exponent. If so, the row may sum to 1
+// without a division.
 bool subtracts_row(mlir::Operation* exponential) {
   constexpr size_t kFarthest = 12;
   return any_operation({exponent_of(exponential).getDefiningOp()}, kFarthest,
@@ -162,15 +162,15 @@ bool subtracts_row(mlir::Operation* exponential) {
                        });
 }
 
-// Whether what is multiplied with it stays what it is, but for a scale or places that are 0: not a value with a gate.
+// Whether multiplication by this factor only scales or masks, unlike a gate.
 bool masks(mlir::Value factor) {
   mlir::Operation* const converted = defining(factor, OpKind::kConvert);
   return splat(factor) || is_spread(factor) ||
          (converted != nullptr && dtype(converted->getOperand(0).getType()) == DType::kBool);
 }
 
-// Whether the exponential is a weight in a product, maybe scaled, masked or divided: its row sum may be another
-// product, or be left out. One that is added to something, as in a sigmoid, is none.
+// Whether the exponential is a weight in a product, possibly scaled, masked or divided. Its row sum may be another
+// product, or missing. An exponential that is added to something, as in a sigmoid, is no weight.
 bool weighs(mlir::Operation* exponential) {
   constexpr size_t kFarthest = 20;
   return !is_bell(exponential) &&
@@ -209,7 +209,7 @@ bool is_of_softmax(mlir::Operation* op, Work& work) {
   return is_exponential(op) && (is_summed(op, work) || subtracts_row(op) || weighs(op));
 }
 
-// Whether a sum is of what two tensors, each spread over the other's dimensions, differ by: |q - k|, (q - k)².
+// Whether the sum is over differences of two tensors, each repeated along the other's dimensions: |q - k|, (q - k)².
 bool is_of_differences(mlir::Operation* sum) {
   constexpr size_t kFarthest = 8;
   const auto elementwise = [](mlir::Value value) {
@@ -230,8 +230,8 @@ bool is_fused_attention(mlir::Operation* op) {
   return call && call->target.starts_with("flashlift.");
 }
 
-// In one walk over the module, so that a module without attention costs no more than that: each product's own way back
-// may be as long as the module.
+// A single walk over the module, so that a module without attention costs no more. A search from each product could
+// visit the whole module each time.
 llvm::DenseSet<mlir::Operation*> find_without_softmax(mlir::Operation* module, Work& work) {
   std::vector<mlir::Operation*> stack;
   module->walk([&](mlir::Operation* op) {
@@ -275,16 +275,16 @@ bool may_follow_softmax(mlir::Value value, Work& work) {
   return !work.without_softmax->contains(op);
 }
 
-// What a value is computed from, up to the products before it.
+// The operations that a value is computed from, up to the products before it.
 struct Chain {
   std::vector<mlir::Operation*> products;
-  mlir::Operation* differences = nullptr;  // a sum of them, as a distance of queries and keys is
-  bool has_softmax = false;  // or what may be one: an exponential that is summed or less a number of its row
+  mlir::Operation* differences = nullptr;  // a sum of differences, such as a distance of queries and keys
+  bool has_softmax = false;  // or a possible one: an exponential that is summed, or that subtracts a number of the row
 };
 
-// Goes into regions by what they return, so that a product in a branch or a loop is found. No formula goes through
-// one: such a chain is only looked at in order to say why it stays. Ends where there are too many products: of the
-// residual stream of a deep model it would be as long as the module, for each of its products.
+// Follows the results of regions, so that products in branches and loops are found. No formula reads a region: such a
+// chain only serves to find the reason for the report. Stops after too many products: the chain of a deep model's
+// residual stream would be as long as the module, for each of its products.
 Chain chain_behind(mlir::Value value, Work& work) {
   constexpr int64_t kOperationsAStep = 8;
   Chain chain;
@@ -299,7 +299,7 @@ Chain chain_behind(mlir::Value value, Work& work) {
       continue;
     }
     mlir::Operation* op = result.getOwner();
-    if (kind(op) == OpKind::kOptimizationBarrier) {  // its results have nothing to do with each other
+    if (kind(op) == OpKind::kOptimizationBarrier) {  // its results are independent of each other
       if (barriers.insert(result).second) {
         stack.push_back(op->getOperand(result.getResultNumber()));
       }
@@ -328,13 +328,14 @@ Chain chain_behind(mlir::Value value, Work& work) {
     stack.insert(stack.end(), op->operand_begin(), op->operand_end());
   }
   work.spend(1 + static_cast<int64_t>(seen.size()) / kOperationsAStep);
-  // Of several products the one with the longest sums is taken for the scores first; others become captured tensors.
+  // If there are several products, the one that sums the most elements is tried first as that of the scores; the others
+  // become captured tensors.
   std::stable_sort(chain.products.begin(), chain.products.end(),
                    [](mlir::Operation* x, mlir::Operation* y) { return summed_elements(x) > summed_elements(y); });
   return chain;
 }
 
-// Why two products are no pair that could be fused, whatever stands between them.
+// Refuses two products that cannot be fused, whatever is between them.
 Proof check_pair(mlir::Operation* first, mlir::Operation* second) {
   for (mlir::Operation* product : {first, second}) {
     if (!is_product(product)) {
@@ -351,8 +352,9 @@ Proof check_pair(mlir::Operation* first, mlir::Operation* second) {
   return {};
 }
 
-// Another of the products behind the probabilities that stands between them and the scores, if it is surely read. The
-// evaluator fails there, so that such a pair is none: of a residual stream most are, and each attempt reads all of it.
+// Another product of the chain between the probabilities and the scores, if the evaluator surely reads it. The
+// evaluator would fail there, so that the pair cannot be fused. Most pairs in a residual stream are of this kind, and
+// each attempt would read all of it.
 mlir::Operation* product_between(mlir::Operation* first, mlir::Value probabilities, size_t products, Work& work) {
   if (products < 2) {
     return nullptr;
@@ -364,7 +366,7 @@ mlir::Operation* product_between(mlir::Operation* first, mlir::Value probabiliti
       found = op != first && depends(op) ? op : nullptr;
       return found != nullptr;
     }
-    // Of other operations the evaluator may read a part, or one of several results.
+    // The evaluator may read other operations only in part, or only one of their results.
     const auto how = kind(op) == OpKind::kReduce ? reduction(op) : std::nullopt;
     const bool is_layout = kind(op) == OpKind::kReshape || kind(op) == OpKind::kTranspose ||
                            kind(op) == OpKind::kBroadcastInDim || kind(op) == OpKind::kConvert;
@@ -378,11 +380,11 @@ mlir::Operation* product_between(mlir::Operation* first, mlir::Value probabiliti
 
 struct Attempt {
   Outcome<LiftedAttention> lifted;
-  bool has_read = false;           // the probabilities as a formula
-  bool leaves_reductions = false;  // which `opens_reductions` would have read
+  bool has_read = false;           // whether the probabilities were read as a formula
+  bool leaves_reductions = false;  // whether there are reductions that only `opens_reductions` reads
 };
 
-// Tries with finer and finer digits until nothing asks for a split.
+// Retries with smaller digits until the lift requests no further split.
 Attempt lift_pair(mlir::Operation* first, mlir::Operation* second, unsigned side, const AttemptOptions& options) {
   DigitSizes digits;
   for (const int64_t size : shape(second->getOperand(side))) {
@@ -398,7 +400,7 @@ Attempt lift_pair(mlir::Operation* first, mlir::Operation* second, unsigned side
     options.work->spend(plane.arena.replaced_parts() / kPartsAStep);
     leaves_reductions = leaves_reductions || (plane.evaluator && plane.evaluator->leaves_reductions());
     if (lifted.ok() || !plane.wanted_split) {
-      // An attempt that meets an empty dimension reads no sizes.
+      // An attempt that fails because of an empty dimension has no sizes.
       const bool is_of_one_key =
           !lifted.ok() && plane.sizes[kKeyAtom] == 1 && lifted.error().reason != Reason::kEmptyDimension;
       return {is_of_one_key ? refuse<Reason::kOneKey>() : std::move(lifted), plane.has_probabilities,
@@ -412,7 +414,7 @@ Attempt lift_pair(mlir::Operation* first, mlir::Operation* second, unsigned side
   return {refuse<Reason::kTooManySplits>(), true, true};
 }
 
-// Whether the product sums, of what its operand holds, over other dimensions than all row sums on the way to it do.
+// Whether the product sums its operand over dimensions that none of the row sums before it sum over.
 bool sums_over_queries(mlir::Operation* product, unsigned side) {
   constexpr size_t kFarthest = 50;
   const mlir::Value probabilities = product->getOperand(side);
@@ -441,7 +443,8 @@ bool sums_over_queries(mlir::Operation* product, unsigned side) {
   return found;
 }
 
-// Errors: why the simplest way failed; where only the gradient stands in the way, why that could not be lifted.
+// The error is the reason why the simplest attempt failed; if only the gradient is the obstacle, the reason why the
+// gradient could not be lifted.
 Outcome<LiftedAttention> lift_in_any_way(mlir::Operation* first, mlir::Operation* second, unsigned side, bool gradients,
                                          Work& work) {
   const Attempt simplest = lift_pair(first, second, side, {.work = &work});
@@ -464,8 +467,8 @@ Outcome<LiftedAttention> lift_in_any_way(mlir::Operation* first, mlir::Operation
     if (way.gradient != GradientUse::kNone && !gradients) {
       continue;
     }
-    // What cannot differ from an earlier attempt fails alike: where there is no reduction to open, and, with the
-    // output's gradient, where already the probabilities are no formula.
+    // Skips attempts that must fail like an earlier one: to open reductions where there are none, and to fuse the
+    // gradient, too, where the probabilities already could not be read.
     const bool is_beside_output = way.gradient == GradientUse::kBesideOutput;
     if ((way.opens_reductions && !leaves_reductions) || (is_beside_output && !has_read[way.opens_reductions])) {
       continue;
@@ -482,11 +485,11 @@ Outcome<LiftedAttention> lift_in_any_way(mlir::Operation* first, mlir::Operation
     }
     const bool tells_more =
         again.error().reason == Reason::kNotByGradient || again.error().reason == Reason::kInvalidProblem;
-    // A product whose result is divided has two uses where its gradient is wanted.
+    // A product whose result is divided has a second use if its gradient is computed.
     if (is_beside_output && lifted.error().reason == Reason::kNotDivided && tells_more) {
       of_gradient = of_gradient ? of_gradient : again.error();
     }
-    // Without a product of the output's gradient the other use is no gradient.
+    // Unless there is a product with the output's gradient, the other use is not a gradient.
     if (lifted.error().reason == Reason::kUsedElsewhere && is_beside_output &&
         again.error().reason != Reason::kNoOutputGradient) {
       if (tells_more) {
@@ -585,7 +588,7 @@ Outcome<LiftedAttention> lift_attention(mlir::Operation* second_product, bool gr
   work.used_elsewhere = nullptr;
   work.first_products.clear();
   std::optional<Refusal> refusal;
-  std::optional<Refusal> too_many;  // says less than what the other side is refused for
+  std::optional<Refusal> too_many;  // used only if the other side gives no better reason
   for (unsigned side = 0; side < 2; ++side) {
     if (!may_follow_softmax(second_product->getOperand(side), work)) {
       continue;

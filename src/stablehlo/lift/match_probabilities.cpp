@@ -1,5 +1,4 @@
-// Stage 3: the softmax that the probabilities are, where the division by the row sum may stand behind the second
-// product.
+// Stage 3: matches the probabilities with a softmax, whose division by the row sum may come after the second product.
 #include <algorithm>
 #include <cmath>
 #include <set>
@@ -12,8 +11,8 @@
 namespace flashlift::stablehlo {
 namespace {
 
-// Formulas do not show where scores are rounded to 16 bits. A maximum of rounded scores may lie above those that are
-// not: then no row need sum to 1.
+// Formulas do not contain the roundings of scores to 16 bits. A maximum of rounded scores may be larger than all
+// unrounded ones: then the exponentials of a row may sum to less than 1.
 Proof check_maximum(const Plane& plane, const Softmax& softmax) {
   const auto body = softmax.needs_maximum ? body_of_maximum(plane.arena, softmax) : std::nullopt;
   const auto is_narrow = [](mlir::Value value) { return dtype(value.getType()) != DType::kF32; };
@@ -38,11 +37,11 @@ Proof check_maximum(const Plane& plane, const Softmax& softmax) {
   return has_narrow && reads_wide ? refuse<Reason::kRoundedMaximum>() : Proof();
 }
 
-// Whether the operation may give something far away for an operand that is rounded to 16 bits. 0 and infinities stay
-// what they are, and no other number becomes 0: so comparisons with them are none.
+// Whether rounding the operand to 16 bits may change the result discontinuously. Comparisons with 0 and infinity are
+// safe, because rounding keeps these numbers and makes no other number 0.
 bool steps_at_roundings(const SymArena& arena, const Sym& sym) {
   if (sym.kind == SymKind::kLoad) {
-    return true;  // of the table, at another index
+    return true;  // the index of a table: another index reads another element
   }
   const bool is_continuous =
       score::is_any(sym.op, {Op::k_select, Op::k_min, Op::k_max, Op::k_abs, Op::k_sign, Op::k_to_i1, Op::k_is_finite});
@@ -57,7 +56,7 @@ bool steps_at_roundings(const SymArena& arena, const Sym& sym) {
   });
 }
 
-// Whether one of the operands is made of any of these.
+// Whether one of the operands depends on any of these.
 bool reads_any(const SymArena& arena, const Sym& sym, const std::set<SymId>& wanted) {
   return any_part(sym.args, [&](SymId id, std::vector<SymId>& next) {
     if (arena[id].has_score) {
@@ -67,8 +66,8 @@ bool reads_any(const SymArena& arena, const Sym& sym, const std::set<SymId>& wan
   });
 }
 
-// Roundings of scores are left out for what follows them smoothly. A step (a rounding to whole numbers, the index of a
-// table, a comparison) makes another number of a score that lies beside it.
+// Roundings of scores may be ignored only if what follows is continuous. A step (a rounding to whole numbers, the index
+// of a table, a comparison) may have a very different result for a slightly different score.
 Proof check_steps(const Plane& plane, const Softmax& softmax) {
   const SymArena& arena = plane.arena;
   const std::set<SymId>& unrounded = plane.evaluator->unrounded();
@@ -92,8 +91,8 @@ Proof check_steps(const Plane& plane, const Softmax& softmax) {
   return {};
 }
 
-// nan_to_num of probabilities clears the rows that have no keys, and others that are NaN: those in which a tensor that
-// the score reads is +inf or NaN. A call leaves these NaN. So does a condition on rows that no NaN fulfils.
+// nan_to_num of the probabilities sets rows without keys to 0, and also those that are NaN because a tensor that the
+// score reads is +inf or NaN. A call leaves the latter NaN. A condition on rows that fails for NaN has the same effect.
 Proof check_clean_up(const Plane& plane, const Match& match) {
   if (!scores_may_be_infinite(plane, match.softmax)) {
     return {};
@@ -109,8 +108,8 @@ Proof match_product(Plane& plane, const Product& product, Match& match) {
   return check_maximum(plane, match.softmax);
 }
 
-// Divisions and multiplications of the output's gradient by what divides the output, whatever numbers it is spread
-// over.
+// Divisions and multiplications of the output's gradient by the output's divisor, whatever shape the divisor is
+// broadcast to.
 std::vector<mlir::Operation*> divided_gradients(Plane& plane, mlir::Operation* division, mlir::Value divisor) {
   while (mlir::Operation* op = divisor.getDefiningOp()) {
     if (kind(op) != OpKind::kBroadcastInDim && kind(op) != OpKind::kReshape && kind(op) != OpKind::kTranspose) {
@@ -145,7 +144,7 @@ std::vector<mlir::Operation*> divided_gradients(Plane& plane, mlir::Operation* d
   return found;
 }
 
-// The output behind its division or multiplication by a number of the row.
+// Reads the output after its division or multiplication by a number of the row.
 Proof divide_by(Plane& plane, const Operands& operands, mlir::Operation* user, SymId probability, Product product,
                 Match& match) {
   PlacedTensor& out = *match.out;
@@ -189,8 +188,8 @@ Proof divide_by(Plane& plane, const Operands& operands, mlir::Operation* user, S
   return {};
 }
 
-// The second product's result on its way through transposes to a division by the row sum. The gradient of the divisor
-// may read it, too.
+// Follows the second product's result through transposes to a division by the row sum. The divisor's gradient may read
+// the result, too.
 Proof find_division(Plane& plane, const Operands& operands, SymId probability, const Product& product, Match& match) {
   while (auto next = follow_result(*match.out, plane.sizes, plane.half)) {
     match.out = std::move(next);

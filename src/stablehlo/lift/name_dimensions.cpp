@@ -1,4 +1,4 @@
-// Stage 4: which dimension of queries, keys, values and output is batch, head, query, key or depth.
+// Stage 4: finds which dimensions of queries, keys, values and output are batch, head, query, key and depth.
 #include <algorithm>
 
 #include "stablehlo/lift/products.h"
@@ -16,7 +16,8 @@ AtomSet set_of(const std::vector<int>& atoms) {
   return set;
 }
 
-// Of 16-bit and wide operands together, as where values alone are converted to f32: what was widened.
+// If some operands are 16-bit and others wide, for example because only the values are converted to f32, reads the wide
+// ones before their conversion.
 void read_before_widening(std::vector<Sources>& sources, std::vector<PlacedTensor>& picked) {
   const auto is_wide = [](PlacedTensor& tensor) { return dtype(tensor.value.getType()) == DType::kF32; };
   const auto half = std::find_if_not(picked.begin(), picked.end(), is_wide);
@@ -35,7 +36,7 @@ void read_before_widening(std::vector<Sources>& sources, std::vector<PlacedTenso
   }
 }
 
-// The farthest source of each of q, k and v, all of one dtype.
+// The most distant source of each of q, k and v, so that all have the same dtype.
 Outcome<std::vector<PlacedTensor>> pick_sources(Plane& plane, const Operands& operands, bool through_conversions) {
   std::vector<PlacedTensor> picked;
   std::vector<Sources> all;
@@ -46,13 +47,13 @@ Outcome<std::vector<PlacedTensor>> pick_sources(Plane& plane, const Operands& op
       return refuse<Reason::kSplitDimension>();
     }
     if (operand->value == operands.v.value && operand->indices == operands.v.indices) {
-      // A constant factor of the values is not a factor of the scores: keep what stands before it.
+      // A constant factor of the values is not part of the scores' scale: such sources are left out.
       std::erase_if(sources.tensors, [](const PlacedTensor& tensor) { return tensor.scale != 1.0f; });
     }
     if (sources.tensors.empty()) {
       return refuse<Reason::kNotStrided>();
     }
-    // A gradient is by the operand itself: what it is made from may be scaled or repeated.
+    // A gradient is that of the operand itself; its sources may be scaled or repeated.
     picked.push_back(plane.options.gradient != GradientUse::kNone ? sources.tensors.front() : sources.tensors.back());
     all.push_back(std::move(sources));
   }
@@ -113,7 +114,7 @@ Outcome<Dimensions> name_dimensions(Plane& plane, const Probabilities& probabili
   while (auto next = found.out ? follow_result(*found.out, plane.sizes, plane.half) : std::nullopt) {
     found.out = std::move(next);
   }
-  // A bias of key rows alone, q times a table, is no product of scores.
+  // A product of the queries with a table of key positions alone is a bias, not a product of scores.
   for (const PlacedTensor* tensor : {&found.k, &found.v}) {
     int64_t keys = 1;
     for (const int atom : tensor->order()) {

@@ -1,4 +1,4 @@
-// Stage 2: queries, keys, values and the output with the indices at which the products read and write them.
+// Stage 2: the indices at which the products read queries, keys and values, and write the output.
 #include <algorithm>
 
 #include "stablehlo/lift/products.h"
@@ -8,7 +8,7 @@
 namespace flashlift::stablehlo {
 namespace {
 
-// An atom for each of these dimensions of a tensor that has more than one element along it.
+// Creates an atom for each of these dimensions that has more than one element.
 std::vector<Affine> new_indices(Plane& plane, mlir::Value tensor, const std::vector<int64_t>& dims,
                                 std::vector<int>& atoms) {
   std::vector<Affine> indices;
@@ -74,7 +74,7 @@ Proof place_values_and_output(Plane& plane, const Probabilities& probabilities, 
   return operands.out ? Proof() : refuse<Reason::kOutputDimensions>();
 }
 
-// Without the output, the values are known as what the output's gradient is multiplied with.
+// If the output is not computed here, the values are the tensor that is multiplied with the output's gradient.
 Proof place_values_of_gradient(Plane& plane, const Probabilities& probabilities, Operands& operands) {
   const unsigned other = 1 - plane.pair.side;
   operands.d_out.value = plane.pair.second->getOperand(other);

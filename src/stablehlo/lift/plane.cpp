@@ -5,7 +5,7 @@
 namespace flashlift::stablehlo {
 namespace {
 
-// The 16-bit type of all numbers in queries, keys and values, if there is one.
+// The 16-bit type of the queries, keys and values, if they all have the same one.
 std::optional<DType> half_type(const Pair& pair, const AttemptOptions& options) {
   const auto half = half_type_of(pair.first->getOperand(0));
   const bool knows_values = options.gradient != GradientUse::kAlone;

@@ -1,4 +1,4 @@
-// Stage 1: the probabilities as a formula of the score, over atoms of their dimensions.
+// Stage 1: reads the probabilities as a formula of the score, over atoms of their dimensions.
 #include <algorithm>
 
 #include "stablehlo/lift/products.h"
@@ -8,9 +8,10 @@
 namespace flashlift::stablehlo {
 namespace {
 
-constexpr int kAtomsForOperands = 8;  // at least
+constexpr int kAtomsForOperands = 8;  // at least this many stay free
 
-// Atoms for each dimension of the probabilities; those that the second product sums over are the key together.
+// Creates atoms for each dimension of the probabilities. The dimensions that the second product sums over are together
+// the key.
 Outcome<Probabilities> place_probabilities(Plane& plane, const DigitSizes& digits) {
   const auto p_shape = shape(plane.pair.probabilities());
   const OperandDims dims = operand_dims(plane.pair.second, plane.pair.side);
@@ -26,7 +27,7 @@ Outcome<Probabilities> place_probabilities(Plane& plane, const DigitSizes& digit
     Index index;
     if (std::find(found.key_dims.begin(), found.key_dims.end(), static_cast<int64_t>(d)) != found.key_dims.end()) {
       plane.sizes[kKeyAtom] *= p_shape[d];
-      index.affine = affine_atom(kKeyAtom);  // of several, new_evaluator() gives each its part
+      index.affine = affine_atom(kKeyAtom);  // if several dimensions are the key, new_evaluator() gives each its digit
     } else {
       int64_t stride = p_shape[d];
       for (size_t digit = 0; digit < digits[d].size(); ++digit) {

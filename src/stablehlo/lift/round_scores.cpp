@@ -1,7 +1,8 @@
-// Stage 6: where scores are rounded to 16 bits beside numbers that are large for these, the roundings of the module.
+// Stage 6: keeps the module's roundings of scores to 16 bits where large numbers are added to them.
 //
-// A fused call computes scores in f32, and as a rule that is only better. Not so where a large negative number is added
-// to all scores of a row: what 16 bits lose of the scores beside it, or make infinite, is what such a row gives.
+// A fused call computes scores in f32, which usually is only more accurate. It is not if a large negative number is
+// added to all scores of a row: the row's result then depends on the bits of the scores that the rounding removes, or
+// on its overflow.
 #include <algorithm>
 #include <map>
 #include <set>
@@ -19,11 +20,11 @@ std::vector<T> sorted(std::vector<T> values) {
   return values;
 }
 
-// Beyond, roundings move scores by 1/16 and more.
+// Above this, roundings change scores by 1/16 or more.
 double largest_fine(DType half) { return half == DType::kBF16 ? 0x1p4 : 0x1p7; }
 
-// Whether numbers that are not the product's may take scores to where roundings are that coarse. With `at_roundings`
-// what is rounded counts, otherwise every part of the formula.
+// Whether numbers other than the product may make scores so large that roundings are that coarse. With `at_roundings`,
+// only rounded parts of the formula count, otherwise all parts.
 bool reaches_far(const Plane& plane, SymId formula, const KnownBounds& of_plane, bool at_roundings) {
   const SymArena& arena = plane.arena;
   KnownBounds known = of_plane;
@@ -44,7 +45,7 @@ bool reaches_far(const Plane& plane, SymId formula, const KnownBounds& of_plane,
   });
 }
 
-// (x - m) c has become x c - m c: that c.
+// Returns the c of (x - m) c, which was rewritten to x c - m c.
 SymId factor_of_scores(SymArena& arena, const Softmax& softmax) {
   if (softmax.subtracted.size() == 1 && arena.is_op(softmax.subtracted[0].term, Op::k_mul)) {
     for (const SymId arg : arena[softmax.subtracted[0].term].args) {
@@ -56,8 +57,8 @@ SymId factor_of_scores(SymArena& arena, const Softmax& softmax) {
   return arena.f32(1.0F);
 }
 
-// The scores, with what masks them, that each exponential is of: the nearest on the way back from it. The maximum may
-// be of others, which are rounded otherwise; it cancels.
+// For each exponential, the nearest value before it that is the masked score. The row maximum may be computed from
+// other values with other roundings, since it cancels.
 std::vector<Evaluator::Place> exponents(Plane& plane, const Softmax& softmax, SymId factor) {
   SymArena& arena = plane.arena;
   std::map<const void*, std::vector<Evaluator::Place>> by_value;

@@ -1,4 +1,5 @@
-// Stage 5, where the output alone is fused: nothing but it and the row log-sum-exp may come from the scores.
+// Stage 5, if only the output is fused: proves that nothing but the output and the row log-sum-exp depends on the
+// scores.
 #include <algorithm>
 #include <deque>
 
@@ -11,14 +12,14 @@
 namespace flashlift::stablehlo {
 namespace {
 
-// The indices of a value that has one element a row: one dimension for each atom of the plane, of whatever order.
+// The indices of a value with one element for each row: one dimension for each atom of the plane, in any order.
 std::optional<std::vector<Index>> row_indices(const Plane& plane, const Probabilities& probabilities,
                                               mlir::Value value) {
   if (!static_tensor(value) || dtype(value.getType()) != DType::kF32) {
     return std::nullopt;
   }
-  // Row values keep the order of the scores' dimensions in the first product or of the probabilities; what was
-  // transposed later is followed there by uses.
+  // Tries the order of the scores' dimensions in the first product and that of the probabilities. Values that are
+  // transposed later are found by following uses.
   for (const auto& order : {probabilities.indices, plane.evaluator->score_indices()}) {
     std::vector<Index> indices;
     size_t d = 0;
@@ -47,8 +48,8 @@ std::optional<std::vector<Index>> row_indices(const Plane& plane, const Probabil
   return std::nullopt;
 }
 
-// For people: the nearest product that reads scores or probabilities beside the attention's own, or else `last`, which
-// is where they end.
+// The report's description of the nearest other product that reads scores or probabilities; otherwise of `last`, where
+// their uses end.
 std::string describe_other_use(const Plane& plane, mlir::Operation* last) {
   llvm::DenseSet<mlir::Operation*> seen;
   std::deque<mlir::Operation*> queue{plane.pair.first};

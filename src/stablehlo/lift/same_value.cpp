@@ -18,7 +18,8 @@ mlir::Value without_barriers(mlir::Value value) {
   return value;
 }
 
-// The operation's own attributes are its properties; getAttrDictionary() leaves them out where it is not registered.
+// Compares the properties, which hold an operation's own attributes: getAttrDictionary() leaves these out if it does
+// not know the operation.
 bool have_equal_attributes(mlir::Operation* x, mlir::Operation* y) {
   return x->getPropertiesAsAttribute() == y->getPropertiesAsAttribute() &&
          x->getDiscardableAttrDictionary() == y->getDiscardableAttrDictionary();
@@ -37,7 +38,7 @@ bool SameValues::operator()(mlir::Value x, mlir::Value y) {
 }
 
 size_t SameValues::hash(mlir::Value value) {
-  constexpr size_t kMostOperations = 64;  // nearest first: layers of a model differ by their own weights
+  constexpr size_t kMostOperations = 64;  // the nearest ones first: layers of a model differ by their own weights
   size_t& hash = hashes_[value];
   if (hash != 0) {
     return hash;
@@ -89,7 +90,7 @@ bool SameValues::compare(mlir::Value x, mlir::Value y, int depth) {
   return same;
 }
 
-// Regions may read values from around them.
+// Regions may read values from outside.
 bool SameValues::have_equal_regions(mlir::Operation* x, mlir::Operation* y, int depth) {
   llvm::DenseMap<mlir::Value, mlir::Value> inside;
   for (unsigned i = 0; i < x->getNumRegions(); ++i) {

@@ -11,7 +11,8 @@
 namespace flashlift::stablehlo {
 namespace {
 
-// All ways to run through `atoms`, each once, with the dimensions of a tensor: a few, as sizes must fit.
+// All ways to assign `atoms` to the dimensions of a tensor, each atom once. There are only a few, because the sizes
+// must match.
 void assign_atoms(llvm::ArrayRef<int64_t> dims, const std::vector<int>& atoms, const std::vector<int64_t>& sizes,
                   std::vector<std::vector<int>>& current, std::vector<std::vector<std::vector<int>>>& all) {
   constexpr size_t kMostAssignments = 200;
@@ -52,7 +53,7 @@ void assign_atoms(llvm::ArrayRef<int64_t> dims, const std::vector<int>& atoms, c
   extend({}, dims.front());
 }
 
-// The index that runs through these atoms, major to minor.
+// The index that combines these atoms, from major to minor.
 Affine index_of(const std::vector<int>& atoms, const std::vector<int64_t>& sizes) {
   Affine index;
   int64_t stride = 1;
@@ -63,8 +64,8 @@ Affine index_of(const std::vector<int>& atoms, const std::vector<int64_t>& sizes
   return index;
 }
 
-// The ways in which a value may have an element for each place of the plane, or for each row; or, with further columns
-// beside the keys, for each place of the plane and more.
+// The indices with which a value may have one element for each place of the plane or for each row. A value may also
+// have further columns before or after the keys.
 std::vector<std::vector<Index>> possible_indices(const Plane& plane, const Probabilities& probabilities,
                                                  const Softmax* softmax, mlir::Value value) {
   const std::vector<int> row = row_atoms(plane, probabilities);
@@ -91,7 +92,7 @@ std::vector<std::vector<Index>> possible_indices(const Plane& plane, const Proba
   const llvm::ArrayRef<int64_t> dims = shape(value);
   add(dims, all);
   add(dims, row);
-  if (!plane.divided.empty()) {  // a row's sum, spread over the output
+  if (!plane.divided.empty()) {  // a row's sum that is broadcast to the output
     std::vector<int> with_depth = row;
     llvm::append_range(with_depth, plane.divided_depth);
     add(dims, with_depth);
@@ -118,7 +119,7 @@ std::vector<std::vector<Index>> possible_indices(const Plane& plane, const Proba
   return possible;
 }
 
-// What was rearranged: nothing reads it, nor what is made of it.
+// Whether the result has no remaining use, directly or indirectly, because it was rearranged.
 bool is_dead(mlir::Operation* op) {
   constexpr size_t kMost = 16;
   llvm::SmallVector<mlir::Operation*> all = {op};
@@ -131,7 +132,7 @@ bool is_dead(mlir::Operation* op) {
   return true;
 }
 
-// Follows uses, from the scores on.
+// Follows the uses of the scores.
 class UseReader {
  public:
   UseReader(Plane& plane, const Probabilities& probabilities, const Softmax* softmax)

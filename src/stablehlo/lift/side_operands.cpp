@@ -1,5 +1,5 @@
-// Stage 7: the tensors that the call reads beside queries, keys, values and captured ones. Each is a value on the way
-// to the probabilities whose elements the formula has, which takes any dtype and however the value is computed.
+// Stage 7: the tensors that the call reads besides queries, keys, values and captured ones. Each is a value that the
+// probabilities depend on and that has the formula's elements; it may have any dtype and be computed in any way.
 #include <algorithm>
 #include <functional>
 #include <numeric>
@@ -30,7 +30,7 @@ bool is_sink_source(Plane& plane, mlir::Value value) {
          (definition == nullptr || !plane.depends(definition));
 }
 
-// The boolean tensor as a keep mask: each dimension of the scores whole, or shared by all.
+// The boolean tensor as a keep mask, which has each dimension of the scores in full or shares it.
 std::optional<KeepMask> keep_mask_of(const Plane& plane, const Roles& roles, const PlacedTensor& tensor) {
   const std::vector<int> order = tensor.order();
   KeepMask mask{.view = view_of(tensor.value, order, plane.sizes)};
@@ -53,8 +53,7 @@ int64_t elements(const KeepMask& mask) {
 
 }  // namespace
 
-// Sinks are the first value that is their logits and has one element for each head, and for each sink if there are
-// several.
+// The sinks are the first value that has the logits as its elements, one for each head, or for each head and sink.
 Outcome<std::optional<Sinks>> place_sinks(Plane& plane, const Forward& forward, const Programs& programs) {
   const Softmax& softmax = programs.match.softmax;
   if (softmax.sinks.empty()) {
@@ -93,7 +92,7 @@ Outcome<std::optional<Sinks>> place_sinks(Plane& plane, const Forward& forward, 
   return refuse<Reason::kNoSinkTensor>();
 }
 
-// Which keys dropout leaves is a tensor of the call. However its bits were made, they are made outside.
+// Dropout's keep mask is a tensor of the call. The module computes its bits outside the call, in whatever way.
 Outcome<std::optional<KeepMask>> place_keep_mask(Plane& plane, const Forward& forward, const Programs& programs) {
   const Softmax& softmax = programs.match.softmax;
   if (softmax.keep.empty() && softmax.keep_factor == 1) {
@@ -106,7 +105,7 @@ Outcome<std::optional<KeepMask>> place_keep_mask(Plane& plane, const Forward& fo
   if (softmax.keep_selects && gives_nan && !is_never_empty(plane, softmax)) {
     return refuse<Reason::kDropoutClearsNan>();
   }
-  // Conditions that decide which keys take part may stand in it, too: they change nothing.
+  // The tensor may also contain the conditions that select keys, since these have no further effect.
   const auto is_wanted = [&](SymId formula) {
     std::vector<SymId> parts;
     add_guard(plane.arena, parts, formula);

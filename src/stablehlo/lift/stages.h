@@ -103,7 +103,7 @@ struct Gradient {
   std::optional<ResultView> d_q, d_k, d_v;
   std::vector<SumExit> sums;  // gradients of terms of the score and of the sinks
   std::optional<LogSumExp> log_sum_exp;
-  bool rounds_logarithm = false;  // as Product's, of probabilities that the gradients read, and the next
+  bool rounds_logarithm = false;  // of probabilities that the gradients read; see Product, also for the next
   std::vector<SymId> apart;
 };
 Outcome<Gradient> find_gradient(Plane& plane, const Forward& forward);
@@ -140,7 +140,7 @@ bool scores_may_be_infinite(const Plane& plane, const Softmax& softmax);
 
 struct Sinks {
   OperandView view;
-  int64_t count = 0;  // a head
+  int64_t count = 0;  // for each head
 };
 Outcome<std::optional<Sinks>> place_sinks(Plane& plane, const Forward& forward, const Programs& programs);
 

@@ -1,4 +1,4 @@
-// Stage 8: the backward call, and how the gradients that the module computes by sums lie in its results.
+// Stage 8: writes the backward call, and places the module's sums in its results.
 #include <algorithm>
 #include <map>
 
@@ -8,8 +8,8 @@
 namespace flashlift::stablehlo {
 namespace {
 
-// The captured tensor by which the backward call gives the gradient by a term: the one that the term is an element of,
-// or the term's own, which the score reads in place of what the term is computed from.
+// The captured tensor through which the backward call returns a term's gradient: the tensor of which the term is an
+// element, or otherwise a new one, which the score reads in place of the term's own computation.
 Outcome<Capture> read_term(Plane& plane, const Term& term, SymId& score, std::vector<LeafInfo>& infos) {
   const Sym& formula = plane.arena[term.formula];
   if (formula.kind == SymKind::kLoad &&
@@ -46,7 +46,7 @@ Outcome<Capture> read_term(Plane& plane, const Term& term, SymId& score, std::ve
   return capture;
 }
 
-// How what leaves lies in a result of the call whose dimensions are these atoms, major to minor.
+// How the value lies in a result of the call whose dimensions are these atoms, from major to minor.
 ResultView result_of_sum(const Plane& plane, const SumExit& exit, const std::vector<int64_t>& call_shape,
                          const std::vector<int>& order) {
   ResultView view{.replaced = exit.sum.tensor.value, .call_shape = call_shape, .dims = {}};

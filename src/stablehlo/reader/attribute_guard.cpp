@@ -29,7 +29,7 @@ bool is_shapely(mlir::Type type) {
   int64_t elements = 1;
   bool overflows = false;
   for (const int64_t size : shaped.getShape()) {
-    // A size of 0 must not hide what the others come to.
+    // A size of 0 must not hide an overflow of the other sizes' product.
     const bool counts = !mlir::ShapedType::isDynamic(size) && size != 0;
     overflows = overflows || (counts && __builtin_mul_overflow(elements, size, &elements));
   }
@@ -43,7 +43,7 @@ class Meter {
   Extent measure(mlir::Type type) { return measure_node({mlir::Attribute(), type}); }
 
  private:
-  // One of the two.
+  // Holds either an attribute or a type.
   struct Node {
     mlir::Attribute attribute;
     mlir::Type type;
@@ -131,7 +131,7 @@ class Guard {
   }
 
  private:
-  // Locations are printed through aliases, so that only their depth matters.
+  // Locations are printed as aliases, so that only their depth matters.
   Status check_location(mlir::Operation* op, mlir::Location location) {
     return check_depth(op, meter_.measure(mlir::LocationAttr(location)));
   }

@@ -114,9 +114,9 @@ void append_list(std::string& text, std::string_view name, const std::vector<int
   fmt::format_to(std::back_inserter(text), "{}{} = [{}]", text.back() == '<' ? "" : ", ", name, fmt::join(list, ", "));
 }
 
-// Runs of white space become one space, none beside brackets and before commas, one after a comma; comments go, strings
-// stay. Nothing where a comment holds a bracket: MLIR counts brackets in comments, too, and would not find the end of
-// what is left without them.
+// Normalises white space: a run becomes one space; there is none beside brackets and before commas, and one after each
+// comma. Removes comments and keeps strings. Returns nothing if a comment contains a bracket: MLIR counts brackets in
+// comments, too, and would not find the end of the text without them.
 std::optional<std::string> squeeze(std::string_view text) {
   std::string out;
   out.reserve(text.size());
@@ -194,7 +194,7 @@ std::string print_gather(const GatherDims& dims) {
   append_list(text, "operand_batching_dims", dims.operand_batching_dims);
   append_list(text, "start_indices_batching_dims", dims.start_indices_batching_dims);
   append_list(text, "start_index_map", dims.start_index_map);
-  // StableHLO leaves a zero out, too.
+  // StableHLO omits zero, too.
   if (dims.index_vector_dim != 0) {
     fmt::format_to(std::back_inserter(text), "{}index_vector_dim = {}", text.back() == '<' ? "" : ", ",
                    dims.index_vector_dim);
@@ -210,7 +210,7 @@ std::optional<std::string> canonical_attribute(std::string_view text) {
     return print_gather(*gather);
   }
   std::optional<std::string> squeezed = squeeze(text);
-  // StableHLO reads two spellings of bounds and keeps one.
+  // StableHLO accepts two spellings of bounds. This keeps one of them.
   constexpr std::string_view kLongBounds = "type_extensions<bounds = [";
   if (squeezed && squeezed->starts_with(kLongBounds) && squeezed->ends_with("]>")) {
     return "bounds<" + squeezed->substr(kLongBounds.size(), squeezed->size() - kLongBounds.size() - 2) + ">";

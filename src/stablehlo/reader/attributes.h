@@ -1,4 +1,4 @@
-// StableHLO's own attributes, which the reader keeps as text. No MLIR here.
+// StableHLO's own attributes, which the reader keeps as text. Uses no MLIR.
 #pragma once
 
 #include <cstdint>
@@ -25,9 +25,9 @@ struct GatherDims {
   int64_t index_vector_dim = 0;
 };
 
-// The text between "#stablehlo." (or "#stablehlo<") and the end, in one spelling: single spaces, dimension numbers in
+// The text after "#stablehlo." (or "#stablehlo<") in a canonical form: single spaces, and dimension numbers in
 // StableHLO's order without empty lists, as StableHLO itself prints them. Two attributes are equal exactly if their
-// canonical texts are. Nothing where a comment within it holds a bracket.
+// canonical texts are equal. Nothing if it has a comment that contains a bracket.
 std::optional<std::string> canonical_attribute(std::string_view text);
 
 // "dot<lhs_contracting_dimensions = [1], ...>"; nothing for any other text.

@@ -15,7 +15,7 @@ namespace {
 
 using FuncOp = mlir::func::FuncOp;
 
-// Users stand behind what they use, so that one walk from the end finds everything.
+// Users come after the operations that they use, so that one walk from the end finds all unused ones.
 void remove_unused(mlir::Block& block) {
   for (mlir::Operation& op : llvm::make_early_inc_range(llvm::reverse(block))) {
     if (op.use_empty() && (is_removable(&op) || mlir::isOpTriviallyDead(&op))) {
@@ -30,10 +30,11 @@ void remove_unused(mlir::Block& block) {
   }
 }
 
-// The names that operations mention. Attributes of other dialects are kept as text, in which "@name" counts.
+// Collects the symbol names that operations mention. Attributes of unknown dialects are kept as text, in which any
+// "@name" counts.
 class Mentions {
  public:
-  // Of an operation and those inside it; gives the names that are new.
+  // Visits an operation and those nested in it. Returns the new names.
   llvm::SmallVector<llvm::StringRef> add(mlir::Operation* root) {
     llvm::SmallVector<llvm::StringRef> fresh;
     const auto visit = [&](mlir::Attribute attribute) {
@@ -100,7 +101,7 @@ void remove_unused_functions(mlir::ModuleOp module) {
   }
 }
 
-// Operations are keys by what they compute, wherever they stand.
+// Compares operations by what they compute, not by their position.
 struct EquivalentOperations : llvm::DenseMapInfo<mlir::Operation*> {
   static unsigned getHashValue(const mlir::Operation* op) {
     return mlir::OperationEquivalence::computeHash(
@@ -148,7 +149,7 @@ void merge_equal(mlir::Block& block, Table& table) {
 void remove_dead_code(Module& module) {
   remove_unused_functions(module.op());
   remove_unused(*module.op().getBody());
-  // What was removed may have named functions.
+  // The removed operations may have been the last to name a function.
   remove_unused_functions(module.op());
 }
 

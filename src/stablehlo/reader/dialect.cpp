@@ -16,7 +16,7 @@
 namespace flashlift::stablehlo {
 namespace {
 
-// The text of an attribute or a type in its one spelling; an error and nothing where it has none.
+// The canonical text of an attribute or a type. Emits an error and returns nothing if there is none.
 std::optional<std::string> canonical_text(mlir::DialectAsmParser& parser) {
   const mlir::StringRef text = parser.getFullSymbolSpec();
   std::optional<std::string> canonical = canonical_attribute({text.data(), text.size()});
@@ -31,7 +31,7 @@ class TextDialect : public mlir::Dialect {
  public:
   std::optional<ParseOpHook> getParseOperationHook(mlir::StringRef op_name) const override {
     const OpInfo* op = find_op(std::string_view(op_name.data(), op_name.size()));
-    // Without a pretty form the hook still stands in, for a better message than "unknown operation".
+    // Registers the hook also for operations without a pretty form: its error is clearer than "unknown operation".
     return parse_hook(op);
   }
 

@@ -1,9 +1,9 @@
-// The dialects stablehlo, chlo and sdy as this project needs them: operations stay unregistered (their attributes lie
-// in the property dictionary that the generic form calls <{...}>), a hook reads their pretty form, and attributes and
-// types are kept as text in a canonical spelling.
+// The dialects stablehlo, chlo and sdy, as far as this project needs them: operations stay unregistered (their
+// attributes are in the property dictionary that the generic form writes as <{...}>), a hook reads their pretty form,
+// and attributes and types are kept as text in a canonical form.
 //
-// Rejected: registering the operations. It would mean an ODS description of 170 operations and of their attributes to
-// keep in step with StableHLO, for a compiler that must let everything it does not know pass through untouched.
+// Rejected: registering the operations. This would require an ODS description of 170 operations and their attributes
+// that follows StableHLO's changes, in a compiler that must pass everything unknown through unchanged.
 #pragma once
 
 namespace mlir {
@@ -12,8 +12,8 @@ class DialectRegistry;
 
 namespace flashlift::stablehlo {
 
-// stablehlo, chlo and sdy, and the upstream dialects whose pretty form occurs beside them (func, arith, tensor, shape,
-// quant).
+// Registers stablehlo, chlo and sdy, and the upstream dialects that modules contain in their pretty form (func, arith,
+// tensor, shape, quant).
 void register_dialects(mlir::DialectRegistry& registry);
 
 }  // namespace flashlift::stablehlo

@@ -14,11 +14,11 @@ namespace {
 
 using FuncOp = mlir::func::FuncOp;
 
-// Replaces operations that stand for a function by the function's body, callees before callers, so that each body is
-// copied without anything left in it to replace.
+// Replaces operations that represent a function by the function's body. Visits callees before callers, so that each
+// body is copied after the replacements in it.
 class Inliner {
  public:
-  // Gives the function's name for an operation to be replaced, otherwise nothing.
+  // Returns the function's name if the operation is to be replaced.
   using Select = std::function<std::optional<llvm::StringRef>(mlir::Operation*)>;
 
   using OnCopy = std::function<void(mlir::Operation*, mlir::Operation*)>;
@@ -43,7 +43,7 @@ class Inliner {
   struct State {
     enum { kNew, kOpen, kDone } progress = kNew;
     size_t parts = 0;
-    int depth = 0;  // of regions in it
+    int depth = 0;  // nesting depth of its regions
   };
 
   static size_t count(mlir::Operation* op) {
@@ -90,7 +90,7 @@ class Inliner {
       return kind(site) == OpKind::kComposite
                  ? invalid_argument("{}: the decomposition '{}' is not a function of the module",
                                     describe(site->getLoc()), composite(site)->decomposition)
-                 : Status();  // a function of a module inside the module: not ours
+                 : Status();  // the function belongs to a nested module
     }
     if (callee.isExternal()) {
       return {};

@@ -19,8 +19,8 @@
 namespace flashlift::stablehlo {
 namespace {
 
-// Sorts an operation's attributes into its own (properties) and discardable ones, so that it is the same operation
-// whether it was written pretty, generic, or generic as before properties existed.
+// Separates an operation's own attributes (its properties) from discardable ones. The operation is then the same in the
+// pretty form, the generic form, and the generic form from before properties existed.
 void sort_attributes(mlir::Operation* op, const OpInfo& info) {
   mlir::NamedAttrList own;
   mlir::NamedAttrList discardable;
@@ -39,7 +39,7 @@ void sort_attributes(mlir::Operation* op, const OpInfo& info) {
   }
   op->setDiscardableAttrs(discardable.getDictionary(op->getContext()));
   if (properties || !own.empty()) {
-    // Only an unregistered operation gets here, whose properties are any attribute: this cannot fail.
+    // Cannot fail: only unregistered operations have properties here, and these may be any attribute.
     (void)op->setPropertiesFromAttribute(own.empty() ? mlir::Attribute() : own.getDictionary(op->getContext()), {});
   }
 }
@@ -58,13 +58,13 @@ Module& Module::operator=(Module&& other) noexcept {
 Module::~Module() = default;
 
 Result<Module> Module::parse(std::string_view text, std::string_view name) {
-  if (text.ends_with('\0')) {  // of a C string, counted by `sizeof`; MLIR's own parser ends there, too
+  if (text.ends_with('\0')) {  // a C string whose size came from `sizeof`; MLIR's own parser stops there, too
     text.remove_suffix(1);
   }
   FLASHLIFT_RETURN_IF_ERROR(check_module_text(text, name));
   std::string storage;
   if (!pack_bool_constants(text, storage)) {
-    storage.assign(text);  // MLIR wants a zero behind the text
+    storage.assign(text);  // MLIR's parser requires a zero byte after the text
   }
   std::shared_ptr<mlir::MLIRContext> context = make_context();
   const ErrorCollector errors(context.get());
@@ -100,10 +100,10 @@ Result<Module> Module::adopt(const std::shared_ptr<mlir::MLIRContext>& context, 
 std::shared_ptr<mlir::MLIRContext> Module::make_context() {
   mlir::DialectRegistry registry;
   register_dialects(registry);
-  // MLIR's own thread pool would start a thread a core for every module.
+  // Without this, MLIR would start a thread for each core and module.
   auto context = std::make_shared<mlir::MLIRContext>(registry, mlir::MLIRContext::Threading::DISABLED);
   context->allowUnregisteredDialects();
-  // Errors come with a place in the text; the operation itself may be very large once its aliases are written out.
+  // Errors contain a position in the text instead of the operation, which may be very large once aliases are expanded.
   context->printOpOnDiagnostic(false);
   return context;
 }
@@ -113,7 +113,7 @@ ErrorCollector::ErrorCollector(mlir::MLIRContext* context)
         if (diagnostic.getSeverity() == mlir::DiagnosticSeverity::Error && message_.empty()) {
           message_ = describe(diagnostic.getLocation()) + ": " + diagnostic.str();
         }
-        return mlir::success();  // handled: nothing is printed
+        return mlir::success();  // the error is stored, and MLIR prints nothing
       }) {}
 
 Error ErrorCollector::error(std::string_view name) const {
@@ -134,7 +134,7 @@ std::string Module::print() const {
 
 std::string describe(mlir::Location location) {
   std::string names;
-  // Locations nest without a limit.
+  // Locations may be nested to any depth.
   for (int depth = 0; depth < 8; ++depth) {
     if (const auto file = mlir::dyn_cast<mlir::FileLineColLoc>(location)) {
       return fmt::format("{}{}:{}:{}", names, file.getFilename().str(), file.getLine(), file.getColumn());

@@ -34,8 +34,8 @@ const std::vector<OpInfo>& table() {
   return ops;
 }
 
-// Names are looked up for each step of the lift, millions of times: std::unordered_map's hash of all characters and its
-// chains took a quarter of that. The last eight tell names apart, but for few.
+// A hash table of its own: the lift looks names up millions of times, and a quarter of its time was
+// std::unordered_map's hash over all characters and its chains. The last eight characters distinguish almost all names.
 constexpr size_t kSlots = 1024;
 
 size_t first_slot(std::string_view name) {

@@ -1,4 +1,4 @@
-// What is known of each operation of stablehlo and chlo. No MLIR here.
+// The table of stablehlo's and chlo's operations. Uses no MLIR.
 #pragma once
 
 #include <cstdint>
@@ -15,9 +15,9 @@ enum class OpKind : uint8_t {
 };
 
 enum class Effects : uint8_t {
-  kPure,        // may be removed when unused, duplicated and moved
-  kNested,      // as pure as what its regions hold
-  kEffects,     // stays
+  kPure,        // may be removed if unused, duplicated and moved
+  kNested,      // pure if all operations in its regions are
+  kEffects,     // must not be removed
   kTerminator,  // ends a region
 };
 

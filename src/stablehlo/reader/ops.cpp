@@ -66,8 +66,8 @@ std::optional<Reducer> simple_reducer(OpKind op) {
   }
 }
 
-// Whether `predicate` is true exactly where `lhs` comes before `rhs` in the direction of `greater`, apart from equal
-// elements and NaN: compare GT lhs, rhs, or GE, or those with "or lhs != lhs" for NaN.
+// Whether `predicate` is true exactly if `lhs` comes before `rhs` in the direction of `greater`, apart from equal
+// elements and NaN: compare GT lhs, rhs, or GE, or either of them with "or lhs != lhs" for NaN.
 bool prefers_lhs(mlir::Value predicate, mlir::Value lhs, mlir::Value rhs, bool greater) {
   if (mlir::Operation* either = defining(predicate, OpKind::kOr)) {
     for (unsigned i = 0; i < 2; ++i) {
@@ -92,7 +92,7 @@ bool prefers_lhs(mlir::Value predicate, mlir::Value lhs, mlir::Value rhs, bool g
   return op->getOperand(0) == rhs && op->getOperand(1) == lhs && (greater ? gives_less : gives_greater);
 }
 
-// Two values and two indices, the first result a select between the values.
+// A reducer of values and their indices. Its first result is a select between the two values.
 Reducer arg_reducer(mlir::Block& body, mlir::Operation* terminator) {
   if (body.getNumArguments() != 4 || terminator->getNumOperands() != 2) {
     return Reducer::kOther;
@@ -396,7 +396,7 @@ std::optional<double> converted(double number, mlir::Type from, mlir::Type to) {
 }
 
 std::optional<double> splat(mlir::Value value) {
-  // Conversions met on the way from the use to the constant, to be applied in the other order.
+  // The conversions between the use and the constant, to be applied in reverse order.
   llvm::SmallVector<std::pair<mlir::Type, mlir::Type>, 2> conversions;
   constexpr int kMaxSteps = 64;
   for (int step = 0; step < kMaxSteps; ++step) {

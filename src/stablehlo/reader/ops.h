@@ -1,5 +1,5 @@
-// Typed access to operations of a module that Module::parse has verified. Each accessor is for the kinds of operation
-// that its comment names; on another kind it gives an empty result.
+// Typed access to operations of a module that Module::parse has verified. Each accessor is for the kinds of operations
+// that its comment names; for other kinds it returns an empty result.
 #pragma once
 
 #include <optional>
@@ -19,11 +19,11 @@ namespace flashlift::stablehlo {
 // --- Which operation ---
 
 OpKind kind(mlir::Operation* op);
-// Of the operation that defines a value; kOther for a block argument.
+// The kind of the operation that defines a value; kOther for a block argument.
 OpKind kind(mlir::Value value);
 // The operation that defines the value, if it is of that kind, otherwise null.
 mlir::Operation* defining(mlir::Value value, OpKind wanted);
-// May be removed when unused: pure, or with regions that hold only such operations.
+// Whether the operation may be removed if it is unused: it is pure, or has regions with only such operations.
 bool is_removable(mlir::Operation* op);
 // One result, all operands and the result of one shape, each element computed from the same place of the operands:
 // add, exponential, compare, select, convert, ... (not clamp and select with a scalar operand: those are not).
@@ -31,15 +31,16 @@ bool is_elementwise(mlir::Operation* op);
 
 // --- Types ---
 
-// Null for what is no tensor of static shape.
+// Null if this is not a tensor of static shape.
 mlir::RankedTensorType static_tensor(mlir::Type type);
 inline mlir::RankedTensorType static_tensor(mlir::Value value) { return static_tensor(value.getType()); }
-// Of a tensor of static shape, otherwise empty. A scalar's shape is empty, too: use static_tensor to tell.
+// The shape of a tensor of static shape, otherwise empty. A scalar's shape is empty, too: use static_tensor to
+// distinguish them.
 llvm::ArrayRef<int64_t> shape(mlir::Value value);
-// Of a scalar type or a tensor's elements; nothing for types that Flashlift has none for (f8, complex, i4, ui64, ui16).
+// The DType of a scalar type or a tensor's elements; nothing if Flashlift has none (f8, complex, i4, ui64, ui16).
 std::optional<DType> dtype(mlir::Type type);
 
-// What a result is, number for number: the operand of an optimization_barrier, or of a reduce_precision to no fewer
+// The operand of an operation that returns the same number: an optimization_barrier, or a reduce_precision to no fewer
 // bits than the type has. Null for all others.
 mlir::Value same_number(mlir::Value result);
 
@@ -66,7 +67,7 @@ enum class CompareDirection : uint8_t { kEq, kNe, kGe, kGt, kLe, kLt };
 enum class CompareType : uint8_t { kFloat, kTotalOrder, kSigned, kUnsigned };
 struct Compare {
   CompareDirection direction = CompareDirection::kEq;
-  CompareType type = CompareType::kFloat;  // from the element type where the operation does not say
+  CompareType type = CompareType::kFloat;  // of the element type if the operation has none
 };
 std::optional<Compare> compare(mlir::Operation* op);  // compare
 
@@ -78,7 +79,7 @@ enum class Reducer : uint8_t {
   kAnd,
   kOr,
   kXor,
-  kArgMaximum,  // two inputs: result 0 is the maximum of input 0, result 1 where it stands
+  kArgMaximum,  // two inputs: result 0 is the maximum of input 0, result 1 its position
   kArgMinimum,
   kOther,
 };
@@ -89,7 +90,7 @@ struct Reduction {
   mlir::ValueRange inits;
 };
 std::optional<Reduction> reduction(mlir::Operation* op);  // reduce
-// What one block of arguments (lhs..., rhs...) computes: of reduce, reduce_window, all_reduce, ...
+// The computation of a block with arguments (lhs..., rhs...), as in reduce, reduce_window and all_reduce.
 Reducer reducer(mlir::Block& body);
 
 struct Gather {
@@ -118,17 +119,17 @@ std::optional<CustomCall> custom_call(mlir::Operation* op);  // custom_call
 
 // --- Constants ---
 
-// The elements of a constant; null if the value is none, or if its elements lie in a resource outside the text.
+// The elements of a constant; null if the value is not a constant, or if its elements are in a resource outside of the
+// text.
 mlir::DenseElementsAttr constant(mlir::Value value);
 // Element `index` (row-major) as a number: floats exactly, integers and booleans converted. Nothing for complex
 // numbers.
 std::optional<double> element_as_double(mlir::DenseElementsAttr elements, int64_t index);
 std::optional<int64_t> element_as_integer(mlir::DenseElementsAttr elements, int64_t index);
-// What stablehlo.convert makes of a number of one element type in another; nothing where that needs more thought than a
-// splat deserves.
+// The result of stablehlo.convert for a number and these element types; nothing if the conversion is not simple.
 std::optional<double> converted(double number, mlir::Type from, mlir::Type to);
-// The one number of a value that is the same everywhere: a splat constant, also behind broadcast_in_dim, reshape,
-// transpose, slice and convert.
+// The number that all elements of a value have: a splat constant, also after broadcast_in_dim, reshape, transpose,
+// slice and convert.
 std::optional<double> splat(mlir::Value value);
 
 // --- Regions ---

@@ -223,7 +223,8 @@ ParseResult refuse_unknown(mlir::OpAsmParser& parser, mlir::OperationState& resu
          << "form, \"" << result.name.getStringRef() << "\"(...)";
 }
 
-// ParseOpHook is a reference to a function object, which must outlive the parse: one for each operation, built once.
+// ParseOpHook is a reference to a function object that must outlive the parse. There is one for each operation, created
+// once.
 using Hooks = std::vector<std::function<ParseResult(mlir::OpAsmParser&, mlir::OperationState&)>>;
 
 const Hooks& hooks() {

@@ -1,4 +1,4 @@
-// The parts of StableHLO's pretty form that no general rule describes.
+// Parts of StableHLO's pretty form that no general rule describes.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -62,7 +62,7 @@ ParseResult parse_dot_dims(SyntaxState& state) {
   return success();
 }
 
-// precision = [DEFAULT, HIGHEST], the keyword already read
+// precision = [DEFAULT, HIGHEST], after the keyword was read
 ParseResult parse_precision_list(SyntaxState& state) {
   llvm::SmallVector<mlir::Attribute, 2> precisions;
   const auto parse_one = [&]() -> ParseResult {
@@ -98,7 +98,7 @@ ParseResult parse_algorithm(SyntaxState& state) {
     if (parser.parseKeyword(&name) || parser.parseEqual()) {
       return failure();
     }
-    // Before the integers, which true and false are too to MLIR.
+    // Tried before integers, since MLIR reads true and false as integers, too.
     if (succeeded(parser.parseOptionalKeyword(&keyword, {"true", "false"}))) {
       fields.push_back(fmt::format("{} = {}", name.str(), keyword.str()));
       return success();
@@ -265,7 +265,7 @@ ParseResult parse_window(SyntaxState& state) {
   const auto parse_field = [&]() -> ParseResult {
     const llvm::SMLoc location = parser.getCurrentLocation();
     llvm::StringRef name;
-    // "window = {}" is a list with nothing in it.
+    // "window = {}" is an empty list.
     if (failed(parser.parseOptionalKeyword(&name))) {
       return success();
     }
@@ -293,7 +293,7 @@ ParseResult parse_window(SyntaxState& state) {
   return parser.parseCommaSeparatedList(Delimiter::Braces, parse_field);
 }
 
-// dense<...> : type; or the generic form without its quotes, where the result's type is not the value's
+// dense<...> : type; or the generic form without its quotes, if the result's type differs from the value's
 ParseResult parse_constant(SyntaxState& state) {
   mlir::OpAsmParser& parser = state.parser;
   if (succeeded(parser.parseOptionalLParen())) {
@@ -333,7 +333,7 @@ ParseResult parse_optional_types(SyntaxState& state) {
   return state.resolve(types);
 }
 
-// %0, %1 : types, or () where there is nothing
+// %0, %1 : types; or () if there are no operands
 ParseResult parse_barrier(SyntaxState& state) {
   mlir::OpAsmParser& parser = state.parser;
   if (succeeded(parser.parseOptionalLParen())) {
@@ -388,7 +388,7 @@ ParseResult parse_while(SyntaxState& state) {
                  failed(parser.parseKeyword("do")) || failed(parser.parseRegion(*state.result.addRegion(), arguments)));
 }
 
-// The region of "applies stablehlo.add": one operation on two scalars of the first input's element type.
+// Builds the region of "applies stablehlo.add": one operation on two scalars of the first input's element type.
 ParseResult build_reducer(SyntaxState& state, mlir::OperationName inner, mlir::FunctionType type) {
   mlir::OpAsmParser& parser = state.parser;
   const auto tensor = type.getNumInputs() > 0 ? mlir::dyn_cast<mlir::TensorType>(type.getInput(0)) : mlir::TensorType();
@@ -409,7 +409,7 @@ ParseResult build_reducer(SyntaxState& state, mlir::OperationName inner, mlir::F
   return success();
 }
 
-// "reducer(%a: type, %b: type) (...) {...}", the keyword already read
+// "reducer(%a: type, %b: type) (...) {...}", after the keyword was read
 ParseResult parse_reducer(SyntaxState& state) {
   mlir::OpAsmParser& parser = state.parser;
   llvm::SmallVector<mlir::OpAsmParser::Argument, 4> arguments, inits;
@@ -505,8 +505,8 @@ ParseResult parse_scan(SyntaxState& state) {
   return state.apply(type);
 }
 
-// Whatever stands in the brackets that come next, of any kind and nested, in the spelling of Shardy's printer: a space
-// after a comma and nowhere else.
+// Reads the following brackets with everything in them, including nested ones, in the spelling of Shardy's printer: a
+// space after each comma and no other spaces.
 ParseResult parse_brackets(SyntaxState& state, std::string& text) {
   mlir::OpAsmParser& parser = state.parser;
   int depth = 0;
@@ -580,7 +580,7 @@ ParseResult parse_sdy_mesh(SyntaxState& state) {
 // <@mesh, [{"a"}, {}]>
 ParseResult parse_sdy_sharding(SyntaxState& state) { return add_sdy_attribute(state, "sharding", "sharding"); }
 
-// ": type" of the operand of an operation without results
+// ": type" of the operand, for an operation without results
 ParseResult parse_sdy_operand_type(SyntaxState& state) {
   mlir::Type type;
   return failure(failed(state.parser.parseColonType(type)) || failed(state.resolve(type)));

@@ -1,4 +1,4 @@
-// What the parts of the pretty-form reader share. Only for syntax.cpp and syntax_special.cpp.
+// Shared by the parts of the pretty-form reader. Only for syntax.cpp and syntax_special.cpp.
 #pragma once
 
 #include <string_view>
@@ -9,8 +9,8 @@
 
 namespace flashlift::stablehlo {
 
-// All attributes are gathered in result.attributes; which of them are the operation's own is sorted out for both forms
-// alike after parsing (module.cpp).
+// All attributes are collected in result.attributes. After parsing, module.cpp separates the operation's own
+// attributes, for both forms.
 struct SyntaxState {
   mlir::OpAsmParser& parser;
   mlir::OperationState& result;
@@ -22,7 +22,7 @@ struct SyntaxState {
   void add(std::string_view name, mlir::Attribute value) {
     result.addAttribute(llvm::StringRef(name.data(), name.size()), value);
   }
-  // #stablehlo<mnemonic VALUE> and its kin.
+  // #stablehlo<mnemonic VALUE> and similar attributes.
   mlir::Attribute text_attribute(std::string_view text) {
     mlir::MLIRContext* context = parser.getContext();
     return mlir::OpaqueAttr::get(mlir::StringAttr::get(context, "stablehlo"), llvm::StringRef(text.data(), text.size()),
@@ -31,7 +31,7 @@ struct SyntaxState {
   mlir::ParseResult resolve(llvm::ArrayRef<mlir::Type> types) {
     return parser.resolveOperands(operands, types, start, result.operands);
   }
-  // ": function type" that was read: its inputs are the operands' types.
+  // Applies a ": function type" that was read: its inputs are the operands' types.
   mlir::ParseResult apply(mlir::FunctionType type) {
     result.addTypes(type.getResults());
     return resolve(type.getInputs());
@@ -47,7 +47,7 @@ struct SyntaxState {
   mlir::ParseResult parse_enum(std::string_view name, std::string_view mnemonic);
 };
 
-// The "!name" words. Null for a name that does not exist.
+// The functions for "!name" words. Null for an unknown name.
 using SpecialSyntax = mlir::ParseResult (*)(SyntaxState&);
 SpecialSyntax find_special_syntax(std::string_view name);
 

@@ -14,9 +14,9 @@ constexpr std::string_view kHexConstant = "dense<\"0x";
 
 // A constant "dense<"0x...">: tensor<...xi1>" found in a text.
 struct BoolConstant {
-  std::string_view digits;  // in the text
-  size_t begin = 0;         // of dense
-  size_t close = 0;         // of the closing '>'
+  std::string_view digits;  // part of the text
+  size_t begin = 0;         // position of "dense"
+  size_t close = 0;         // position of the closing '>'
   std::vector<int64_t> shape;
   int64_t elements = 1;
 };
@@ -78,14 +78,15 @@ int hex_value(char c) {
   return -1;
 }
 
-// Element `i` of digits that hold one byte an element; -1 for a character that is no digit.
+// Element `i` of digits with one byte for each element; -1 if a character is not a digit.
 int byte_element(std::string_view digits, size_t i) {
   const int high = hex_value(digits[2 * i]);
   const int low = hex_value(digits[2 * i + 1]);
   return high < 0 || low < 0 ? -1 : (high | low) != 0;
 }
 
-// Packed bits, the first element lowest, for digits of one byte an element. Empty for a bad digit.
+// Converts digits with one byte for each element to packed bits, the first element in the lowest bit. Empty if a
+// character is not a digit.
 std::string packed_digits(std::string_view digits, size_t elements) {
   static constexpr char kHex[] = "0123456789ABCDEF";
   std::string packed;
@@ -124,7 +125,7 @@ void append_list(std::string& out, const BoolConstant& constant, size_t dim, siz
 }  // namespace
 
 Status check_module_text(std::string_view text, std::string_view name) {
-  // Bytecode begins with "MLïR".
+  // The magic number of bytecode is "MLïR".
   if (text.starts_with("ML\xefR")) {
     return unsupported(
         "{}: this is MLIR bytecode, where text is expected; read_module() takes both. As text: in JAX, "
@@ -137,7 +138,7 @@ Status check_module_text(std::string_view text, std::string_view name) {
         "as arguments instead",
         name, text.size(), kMaxModuleText);
   }
-  // MLIR takes both for an empty module, which hides that an export before this step failed.
+  // MLIR reads an empty text as an empty module. This would hide that the export before it failed.
   if (text.find_first_not_of(" \t\r\n") == std::string_view::npos) {
     return invalid_argument("{}: the text is empty; expected a StableHLO module", name);
   }
@@ -151,13 +152,13 @@ bool pack_bool_constants(std::string_view text, std::string& storage) {
   bool copied = false;
   for (size_t at = text.find(kHexConstant); at != std::string_view::npos; at = text.find(kHexConstant, at + 1)) {
     const std::optional<BoolConstant> constant = read_bool_constant(text, at);
-    // A single byte is read alike in both spellings, apart from one element, whose byte may be 1.
+    // A single byte has the same meaning in both encodings, except for a tensor of one element, whose byte may be 1.
     if (!constant || constant->digits.size() != 2 * static_cast<size_t>(constant->elements) ||
         constant->elements == 0) {
       continue;
     }
     const auto elements = static_cast<size_t>(constant->elements);
-    // A tensor of which all elements are one byte long but that byte count also fits packed bits: only one element.
+    // With one element, one byte fits both encodings.
     std::string packed = elements == 1 ? (byte_element(constant->digits, 0) > 0 ? "FF" : "00")
                                        : packed_digits(constant->digits, elements);
     if (packed.empty()) {

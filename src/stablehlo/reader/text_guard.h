@@ -1,4 +1,4 @@
-// What is done to a module's text before and after MLIR sees it. No MLIR here.
+// Processing of a module's text before and after MLIR parses it. Uses no MLIR.
 #pragma once
 
 #include <string>
@@ -8,18 +8,18 @@
 
 namespace flashlift::stablehlo {
 
-inline constexpr size_t kMaxModuleText = (size_t{1} << 31) - 1;  // MLIR counts positions in 32 bits here and there
+inline constexpr size_t kMaxModuleText = (size_t{1} << 31) - 1;  // some of MLIR's positions have 32 bits
 
-// Refuses what MLIR's parser must not see: bytecode, too much text, and what measure_text() refuses.
+// Refuses text that MLIR's parser must not read: bytecode, too much text, and text that measure_text() refuses.
 Status check_module_text(std::string_view text, std::string_view name);
 
-// Constants of i1 in hexadecimal: MLIR 22 wants packed bits, newer versions (JAX's) one byte an element. Rewrites those
-// of one byte an element into packed bits of the same length in characters, padded by spaces behind, so that all
-// positions in messages stay right. Returns whether there was any; `text` is copied into `storage` only then.
+// Packs constants of i1 in hexadecimal: MLIR 22 requires packed bits, newer versions (JAX's) write one byte for each
+// element. The packed text is padded with spaces to the same length, so that positions in messages stay right. Returns
+// whether there was any such constant; only then `text` is copied to `storage`.
 bool pack_bool_constants(std::string_view text, std::string& storage);
 
-// The other way, for text that MLIR 22 printed: i1 constants in hexadecimal become lists of true and false, which every
-// version reads.
+// The inverse, for text that MLIR 22 printed: converts i1 constants in hexadecimal to lists of true and false, which
+// every version reads.
 std::string spell_bool_constants(std::string text);
 
 }  // namespace flashlift::stablehlo

@@ -15,7 +15,7 @@ namespace {
 bool is_space(char c) { return c == ' ' || c == '\n' || c == '\t' || c == '\r'; }
 bool is_digit(char c) { return c >= '0' && c <= '9'; }
 bool is_letter(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_'; }
-// Of a word, or of a name behind #, !, %, @ or ^.
+// Characters of a word, or of a name after #, !, %, @ or ^.
 bool is_word(char c) { return is_letter(c) || is_digit(c) || c == '$' || c == '.'; }
 
 struct Token {
@@ -24,7 +24,7 @@ struct Token {
   size_t begin = 0;
 };
 
-// MLIR's tokens, as far as they matter here: each ends no later than MLIR's would.
+// Splits the text into MLIR's tokens, as precisely as the limits need. No token ends later than MLIR's would.
 class Tokens {
  public:
   explicit Tokens(std::string_view text) : text_(text) {}
@@ -39,7 +39,7 @@ class Tokens {
     return Token{kind, text_.substr(begin, at_ - begin), begin};
   }
 
-  // The first character behind the last token that is neither space nor comment.
+  // The first character after the last token that is neither space nor comment.
   char peek() {
     skip_space_and_comments();
     return at_ < text_.size() ? text_[at_] : '\0';
@@ -93,11 +93,11 @@ class Tokens {
         ++at_;
         return;
       }
-      at_ = std::min(at_ + 2, text_.size());  // a backslash and what it escapes
+      at_ = std::min(at_ + 2, text_.size());  // a backslash and the escaped character
     }
   }
 
-  // 12, 0xF, 1.5e-3. Of the dimensions 4x8xf32, 4 is a number and x8xf32 a word.
+  // 12, 0xF, 1.5e-3. In the dimensions 4x8xf32, 4 is a number and x8xf32 a word.
   void skip_number() {
     if (text_[at_ - 1] == '0' && text_.substr(at_, 1) == "x") {
       ++at_;
@@ -125,8 +125,8 @@ class Tokens {
   size_t at_ = 0;
 };
 
-// Brackets and runs of minus signs are where MLIR's recursive descent goes deeper. '<' and '>' also compare, so that
-// only the others close what stands inside them.
+// MLIR's parser recurses at brackets and at each of several successive minus signs. '<' and '>' may also be
+// comparisons: the other brackets therefore also close any '<' that was opened inside them.
 class Nesting {
  public:
   void step(const Token& token, char next) {
@@ -170,19 +170,18 @@ class Nesting {
   bool is_too_deep() const { return depth_ > kMaxNesting || minus_ > kMaxNesting; }
 
  private:
-  std::vector<int> outer_;  // open '<' outside each open bracket
-  int angles_ = 0;          // open '<' in the innermost bracket
+  std::vector<int> outer_;  // for each open bracket, the number of open '<' around it
+  int angles_ = 0;          // the number of open '<' inside the innermost bracket
   int depth_ = 0;
   int minus_ = 0;
 };
 
 size_t saturating_sum(size_t a, size_t b) { return std::min(a + b, kMaxAllAliasText + 1); }
 
-// What aliases become when they are written out. Locations are only ever written through their aliases, so that of
-// theirs only the nesting counts.
+// Measures aliases after expansion. Locations are always printed as aliases, so that only their nesting counts.
 class Aliases {
  public:
-  // `next`: the first character behind the token. Gives what is wrong, or nothing.
+  // `next`: the first character after the token. Returns the error, if there is one.
   std::optional<std::string> step(const Token& token, char next, int depth) {
     if (is_definition(token, next, depth)) {
       define();
@@ -218,7 +217,8 @@ class Aliases {
     return token.kind == Token::Kind::kAlias && depth == 0 && next == '=';
   }
 
-  // Of a definition's value, `#a = dense<1> : tensor<f32>`, everything follows from what stands before it.
+  // Whether a token starts a new statement rather than continuing a definition's value, as in `#a = dense<1> :
+  // tensor<f32>`. The tokens before it determine this.
   bool starts_new_statement(const Token& token) {
     const bool wanted = wants_value_;
     const bool is_punctuation = token.kind == Token::Kind::kPunctuation || token.kind == Token::Kind::kArrow;
@@ -259,15 +259,15 @@ class Aliases {
   }
 
   std::unordered_map<std::string, Extent> known_;
-  std::string name_;  // of the alias being defined; empty outside definitions
+  std::string name_;  // the alias being defined; empty outside definitions
   Extent now_;
   size_t all_ = 0;
   bool wants_value_ = false;
-  int location_depth_ = kNoLocation;  // of brackets in the loc(...) that is open
+  int location_depth_ = kNoLocation;  // the bracket depth of the loc(...) that is open
   std::optional<std::string> fault_;
 };
 
-// Whether a type, behind dimensions or not, is an integer of too many bits: i99999, x8xui99999.
+// Whether a type, with or without dimensions before it, is an integer with too many bits: i99999, x8xui99999.
 bool is_wide_integer(std::string_view word) {
   const size_t digits = word.find_last_not_of("0123456789") + 1;
   if (digits == word.size() || digits == 0 || word[digits - 1] != 'i') {
@@ -285,7 +285,7 @@ bool is_wide_integer(std::string_view word) {
   return error != std::errc() || bits > kMaxIntegerBits;
 }
 
-// The characters of each affine map and set.
+// Measures the text of each affine map and set.
 class AffineText {
  public:
   bool is_too_long(const Token& token, char next, int depth) {
@@ -301,7 +301,7 @@ class AffineText {
 
  private:
   std::optional<size_t> begin_;
-  int depth_ = 0;  // inside
+  int depth_ = 0;  // the bracket depth inside it
 };
 
 Error error_at(std::string_view text, std::string_view name, size_t offset, std::string_view message) {

@@ -13,7 +13,7 @@
 namespace flashlift::stablehlo {
 namespace {
 
-// The order in which values are defined. MLIR checks it only in operations that are registered and say so.
+// Checks the order in which values are defined. MLIR checks it only in registered operations.
 class OrderCheck {
  public:
   Status visit(mlir::Operation& op) {
@@ -45,7 +45,7 @@ class OrderCheck {
     return {};
   }
 
-  // MLIR asks this of registered operations only.
+  // MLIR checks this only for registered operations.
   static Status check_terminator(mlir::Operation& op) {
     const llvm::StringRef name = op.getName().getStringRef();
     const OpInfo* info = find_op({name.data(), name.size()});
@@ -57,8 +57,8 @@ class OrderCheck {
                             describe(op.getLoc()), name.str());
   }
 
-  // MLIR takes an operation that it does not know for a terminator. JAX ends the comparators of its ApproxTopK calls in
-  // stablehlo.return, of which only func.return's own verifier would know what a function returns.
+  // MLIR accepts any unknown operation as a terminator. JAX ends the comparators of ApproxTopK with stablehlo.return,
+  // and only the verifier of func.return would compare its types with the function's results.
   static Status check_function(mlir::Operation& op) {
     auto function = mlir::dyn_cast<mlir::func::FuncOp>(op);
     if (!function || function.isExternal()) {

@@ -1,4 +1,4 @@
-// Checks on a module that MLIR cannot make, stablehlo's operations being unregistered to it.
+// Checks that MLIR cannot do for stablehlo's operations, because they are unregistered.
 #pragma once
 
 #include "flashlift/result.h"
@@ -6,8 +6,8 @@
 
 namespace flashlift::stablehlo {
 
-// That regions of stablehlo's operations are single blocks in which values are defined before they are used, and that
-// the operations which ops.h gives access to have the operands, attributes and shapes that its accessors promise.
+// Checks that regions of stablehlo's operations are single blocks in which values are defined before they are used, and
+// that operations with accessors in ops.h have the operands, attributes and shapes that these accessors require.
 Status verify(mlir::ModuleOp module);
 
 }  // namespace flashlift::stablehlo

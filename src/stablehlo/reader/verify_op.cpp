@@ -18,7 +18,7 @@ std::string text(mlir::Type type) {
   return out;
 }
 
-// Sizes agree where both are known.
+// Whether two sizes are equal, if both are known.
 bool compatible(int64_t a, int64_t b) {
   return a == b || mlir::ShapedType::isDynamic(a) || mlir::ShapedType::isDynamic(b);
 }
@@ -28,7 +28,7 @@ bool compatible(Dims a, Dims b) {
          llvm::all_of(llvm::zip(a, b), [](auto pair) { return compatible(std::get<0>(pair), std::get<1>(pair)); });
 }
 
-// Indices into `rank` dimensions, none twice.
+// Whether these are valid indices of `rank` dimensions without duplicates.
 bool is_subset(Dims dims, int64_t rank) {
   std::vector<bool> seen(static_cast<size_t>(rank));
   for (const int64_t dim : dims) {
@@ -122,7 +122,7 @@ class OpCheck {
            (info_.kind >= OpKind::kChloAsinAcosKernel && info_.kind <= OpKind::kChloZeta);
   }
 
-  // How many operands, and tensors with a rank where the accessors need them.
+  // Checks the number of operands, and that tensors have a rank where the accessors require one.
   Status check_counts() const {
     if (info_.operands >= 0 && static_cast<int>(op_->getNumOperands()) != info_.operands) {
       return error("expected {} operands, got {}", info_.operands, op_->getNumOperands());
@@ -425,7 +425,7 @@ class OpCheck {
                                text(operand(0)), text(operand(1)), text(result())));
   }
 
-  // A region with one block that ends in stablehlo.return with `values` values.
+  // Checks that a region has one block that ends in stablehlo.return with `values` values.
   Status check_region(unsigned index, size_t arguments, size_t values) const {
     mlir::Region& region = op_->getRegion(index);
     if (!region.hasOneBlock() || region.front().empty()) {

@@ -5,7 +5,7 @@
 
 namespace flashlift::stablehlo {
 
-// Operands, attributes and shapes of one operation, as far as ops.h gives access to them.
+// Checks operands, attributes and shapes of one operation, as far as ops.h gives access to them.
 Status verify_op(mlir::Operation* op);
 
 }  // namespace flashlift::stablehlo

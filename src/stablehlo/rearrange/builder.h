@@ -1,4 +1,4 @@
-// Makes the operations of a rearrangement, in such a way that they can be taken back.
+// Creates the operations of a rearrangement, so that they can be removed again.
 #pragma once
 
 #include <vector>
@@ -14,12 +14,12 @@ namespace flashlift::stablehlo {
 mlir::RankedTensorType with_size(mlir::Value value, int64_t dim, int64_t size);
 int64_t size_of(mlir::Value value, int64_t dim);
 
-// Makes operations in front of another one, and remembers them.
+// Creates operations before another one, and records them.
 class Builder {
  public:
   Builder(mlir::Operation* before, std::vector<mlir::Operation*>& added) : builder_(before), added_(added) {}
 
-  // Like another operation, of other operands and another type.
+  // Creates a copy of an operation with other operands and another type.
   mlir::Value like(mlir::Operation* op, mlir::ValueRange operands, mlir::Type type);
   // The same with regions.
   mlir::Value copy(mlir::Operation* op, mlir::ValueRange operands);
@@ -40,7 +40,7 @@ class Builder {
   std::vector<mlir::Operation*>& added_;
 };
 
-// Has all that uses one value use another one, and remembers it.
+// Replaces all uses of a value by another one, and records them.
 void replace(Rearrangement& rearrangement, mlir::Value original, mlir::Value result);
 
 }  // namespace flashlift::stablehlo

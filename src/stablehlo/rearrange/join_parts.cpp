@@ -18,17 +18,17 @@ bool have_equal_attributes(mlir::Operation* x, mlir::Operation* y) {
   return x->getName() == y->getName() && x->getPropertiesAsAttribute() == y->getPropertiesAsAttribute();
 }
 
-// The type of both values side by side.
+// The type of both values, concatenated along `dim`.
 mlir::RankedTensorType joined_type(mlir::Value x, mlir::Value y, int64_t dim) {
   return with_size(x, dim, size_of(x, dim) + size_of(y, dim));
 }
 
-// Two values side by side, with the products that both are made from joined.
+// Concatenates two values; joins the products that both depend on into one.
 class Joiner {
  public:
   Joiner(mlir::Operation* before, std::vector<mlir::Operation*>& added) : builder_(before, added) {}
 
-  // x + y as one product's result. Null if it is none.
+  // x + y as the result of one product, or null.
   mlir::Value add(mlir::Value x, mlir::Value y) {
     mlir::Operation* const of_x = x.getDefiningOp();
     mlir::Operation* const of_y = y.getDefiningOp();
@@ -59,10 +59,10 @@ class Joiner {
     }
   }
 
-  // The value, computed from joined scores where it is computed from both parts of them.
+  // The value, computed from joined scores where it depends on both parts of them.
   mlir::Value with_joined_scores(mlir::Value value);
 
-  // An operation behind the sum of two products, of joined ones.
+  // An operation after the sum of two products, applied to the joined product.
   mlir::Value behind(mlir::Operation* op, mlir::Value joined) {
     llvm::SmallVector<mlir::Value> operands{joined};
     if (op->getNumOperands() == 2) {
@@ -78,7 +78,7 @@ class Joiner {
   mlir::Value add_products(mlir::Operation* x, mlir::Operation* y);
   mlir::Value join(mlir::Value x, mlir::Value y, int64_t dim);
   mlir::Value join_uncached(mlir::Value x, mlir::Value y, int64_t dim);
-  // Two operations as one of joined operands. Null if they cannot be.
+  // Each replaces two operations by one with joined operands, or returns null.
   mlir::Value join_broadcasts(mlir::Operation* x, mlir::Operation* y, int64_t dim);
   mlir::Value join_products(mlir::Operation* x, mlir::Operation* y, int64_t dim);
   mlir::Value join_elementwise(mlir::Operation* x, mlir::Operation* y, int64_t dim);
@@ -94,8 +94,8 @@ class Joiner {
   std::map<std::tuple<const void*, const void*, int64_t>, mlir::Value> joined_;
   llvm::DenseMap<mlir::Value, mlir::Value> rebuilt_;
   mlir::Operation* product_ = nullptr;          // of joined probabilities and values
-  std::set<mlir::Operation*> joined_products_;  // those of scores, whose results stand side by side in another's
-  int left_ = 400;                              // operations to be looked at
+  std::set<mlir::Operation*> joined_products_;  // products of scores, whose results are parts of another product's
+  int left_ = 400;                              // the number of operations that may still be visited
 };
 
 mlir::Value Joiner::add_products(mlir::Operation* x, mlir::Operation* y) {
@@ -129,7 +129,7 @@ mlir::Value Joiner::join(mlir::Value x, mlir::Value y, int64_t dim) {
   return made;
 }
 
-// What a slice along one dimension takes, from which value.
+// A slice along one dimension of a value.
 struct Part {
   mlir::Value of;
   int64_t start = 0;
@@ -156,7 +156,7 @@ std::optional<Part> part_of(mlir::Value value, int64_t dim) {
   return part;
 }
 
-// Which operand of a select is one number, if one is: with it, the select masks the other.
+// The operand of a select that is a constant, with which the select masks the other operand.
 std::optional<unsigned> masked_operand(mlir::Operation* op) {
   if (kind(op) != OpKind::kSelect) {
     return std::nullopt;
@@ -277,8 +277,8 @@ mlir::Value Joiner::join_elementwise(mlir::Operation* x, mlir::Operation* y, int
   return builder_.like(x, operands, joined_type(x->getResult(0), y->getResult(0), dim));
 }
 
-// One part alone is masked, or by a select the other way round: the other one is as by a mask that keeps all.
-// `masked_at`: which operand of the select is the number that masks.
+// Joins a masked part with one that is not masked, or whose select has its operands in the other order: the latter gets
+// a mask that keeps everything. `masked_at`: the select's operand that is the constant.
 mlir::Value Joiner::join_select(mlir::Operation* select, unsigned masked_at, mlir::Value x, mlir::Value y,
                                 int64_t dim) {
   const bool is_first = select->getResult(0) == x;
@@ -305,10 +305,10 @@ mlir::Value Joiner::join_select(mlir::Operation* select, unsigned masked_at, mli
                         : builder_.like(select, {condition, low, kept}, type);
 }
 
-// Of a reduction over the keys, in whatever shape its result was brought.
+// A reduction over the keys, followed by broadcasts and reshapes.
 struct Reduced {
   mlir::Operation* reduce = nullptr;
-  std::vector<mlir::Operation*> behind;  // broadcasts and reshapes, nearest last
+  std::vector<mlir::Operation*> behind;  // these broadcasts and reshapes, in the order of computation
 };
 std::optional<Reduced> reduced(mlir::Value value) {
   Reduced found;
@@ -326,7 +326,8 @@ std::optional<Reduced> reduced(mlir::Value value) {
   return std::nullopt;
 }
 
-// max(max of x, max of y), or the same of sums: of both side by side. Null if it is something else.
+// Replaces max(max of x, max of y) by one reduction of both joined, and likewise for sums. Returns null for anything
+// else.
 mlir::Value Joiner::join_reductions(mlir::Operation* op) {
   if (kind(op) != OpKind::kAdd && kind(op) != OpKind::kMaximum) {
     return {};
@@ -346,7 +347,7 @@ mlir::Value Joiner::join_reductions(mlir::Operation* op) {
   }
   const int64_t dim = how_x->dims[0];
   const auto neutral = splat(how_x->inits[0]);
-  const bool is_neutral = wanted == Reducer::kMaximum || (neutral && *neutral == 0);  // counted once, or twice
+  const bool is_neutral = wanted == Reducer::kMaximum || (neutral && *neutral == 0);  // a sum must not count it twice
   if (!is_neutral || with_size(how_x->inputs[0], dim, 1) != with_size(how_y->inputs[0], dim, 1)) {
     return {};
   }
@@ -391,7 +392,7 @@ mlir::Value Joiner::with_joined_scores(mlir::Value value) {
   return made;
 }
 
-// Whether nothing reads an operation's results once nothing reads those of `unread`.
+// Whether an operation becomes unused when `unread` does.
 bool dies_with(mlir::Operation* op, mlir::Operation* unread, llvm::DenseMap<mlir::Operation*, bool>& known) {
   if (op == unread) {
     return true;
@@ -423,7 +424,7 @@ std::optional<Rearrangement> join_parts_of_keys(mlir::Operation* product) {
   if (kind(op) != OpKind::kAdd || !static_tensor(op->getResult(0))) {
     return std::nullopt;
   }
-  // The row sum that divides may stand behind the addition; it is of both parts, too.
+  // The division by the row sum, which sums both parts, may come after the addition.
   std::vector<mlir::Operation*> behind;
   for (mlir::Operation* last = op; last->hasOneUse() && behind.empty();) {
     mlir::Operation* const user = *last->user_begin();
@@ -450,7 +451,7 @@ std::optional<Rearrangement> join_parts_of_keys(mlir::Operation* product) {
     result = joiner.behind(each, result);
   }
   replace(found, last->getResult(0), result);
-  // Scores that something else reads are computed by the module anyway: then nothing would be saved.
+  // Scores with other users are computed anyway, so that joining them would save nothing.
   llvm::DenseMap<mlir::Operation*, bool> known;
   const auto dies = [&](mlir::Operation* scores) { return dies_with(scores, last, known); };
   if (joiner.joined_products().empty() || !llvm::all_of(joiner.joined_products(), dies)) {

@@ -45,7 +45,7 @@ std::optional<Rearrangement> move_weights_to_values(mlir::Operation* product) {
                                                   : others.contract[static_cast<size_t>(key - own.contract.begin())]);
         }
       }
-      if (!fits || !is_of_keys || is_near_softmax(broadcast.source)) {  // the values must not need the probabilities
+      if (!fits || !is_of_keys || is_near_softmax(broadcast.source)) {  // values must not depend on the scores
         continue;
       }
       Rearrangement found;

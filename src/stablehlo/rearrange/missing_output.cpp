@@ -1,4 +1,4 @@
-// The output of an attention of which a module computes a gradient alone.
+// Adds an attention's output to a module that computes only its gradient.
 
 #include "mlir/IR/Builders.h"
 #include "stablehlo/lift/products.h"
@@ -16,7 +16,7 @@ struct Behind {
   std::vector<mlir::Operation*> products;
 };
 
-// The exponentials and products that a value is computed from, up to the nearest products.
+// The exponentials that a value depends on, up to the nearest products, and these products.
 Behind behind(mlir::Value value) {
   constexpr size_t kFarthest = 300;
   Behind found;
@@ -35,12 +35,12 @@ Behind behind(mlir::Value value) {
 }
 
 struct RowSum {
-  mlir::Value of;  // the exponentials, or these in another type
+  mlir::Value of;  // the exponentials, possibly converted
   mlir::Value sum;
   int64_t dim = 0;
 };
 
-// Of an exponential, if its rows are summed.
+// The row sum of the exponentials, if there is one.
 std::optional<RowSum> row_sum(mlir::Value exponentials) {
   for (mlir::Operation* user : exponentials.getUsers()) {
     const auto how = kind(user) == OpKind::kReduce ? reduction(user) : std::nullopt;
@@ -60,8 +60,8 @@ mlir::NamedAttribute named(mlir::OpBuilder& builder, llvm::StringRef name, mlir:
   return {builder.getStringAttr(name), value};
 }
 
-// The product of probabilities and values, where `gradient` is that of the output's gradient and the values, and has
-// the probabilities' dimensions in their order. Null if it cannot be.
+// Creates the product of probabilities and values. `gradient` is the product of the output's gradient and the values,
+// with the probabilities' dimensions in the same order. Returns null if this is not possible.
 mlir::Operation* output_of(mlir::OpBuilder& builder, mlir::Value probabilities, int64_t key,
                            mlir::Operation* gradient) {
   const auto batch = static_cast<int64_t>(operand_dims(gradient, 0).batch.size());
@@ -69,7 +69,7 @@ mlir::Operation* output_of(mlir::OpBuilder& builder, mlir::Value probabilities, 
   if (key < batch) {
     return nullptr;
   }
-  const unsigned side = key < batch + free ? 0 : 1;  // of the values
+  const unsigned side = key < batch + free ? 0 : 1;  // the operand that is the values
   const OperandDims dims = operand_dims(gradient, side);
   const mlir::Value values = gradient->getOperand(side);
   if (dims.free.size() != 1 || dims.contract.size() != 1) {

@@ -1,4 +1,4 @@
-// Matrix products that are written as a multiplication and a sum: (q * k).sum(-1), (p[..., None] * v).sum(-2).
+// Matrix products written as a multiplication and a sum: (q * k).sum(-1), (p[..., None] * v).sum(-2).
 
 #include <algorithm>
 #include <numeric>
@@ -16,7 +16,7 @@ namespace {
 
 struct Side {
   mlir::Value source;
-  std::vector<int64_t> dims;  // of the multiplication, for each of the source's that is not of size 1
+  std::vector<int64_t> dims;  // of the multiplication, for each of the source's whose size is not 1
 
   explicit Side(mlir::Value operand) {
     Broadcast broadcast = source_of(operand);
@@ -25,7 +25,7 @@ struct Side {
     std::erase(dims, -1);
   }
   bool has(int64_t dim) const { return std::find(dims.begin(), dims.end(), dim) != dims.end(); }
-  // Which dimensions of the operand without those of size 1 these are.
+  // The positions of these dimensions in the source, not counting its dimensions of size 1.
   std::vector<int64_t> places_of(const std::vector<int64_t>& some) const {
     std::vector<int64_t> places;
     for (const int64_t dim : some) {
@@ -35,7 +35,7 @@ struct Side {
   }
 };
 
-// Whether a value is computed from an exponential, without a product or another such sum in between.
+// Whether a value depends on an exponential, without a product in between.
 bool is_of_exponential(mlir::Value value) {
   constexpr size_t kFarthest = 100;
   return any_operation({value.getDefiningOp()}, kFarthest, [](mlir::Operation* op, OperationStack& stack) {
@@ -83,7 +83,8 @@ std::optional<Rearrangement> multiplied_sum_as_product(mlir::Operation* sum) {
       free[in[0] ? 0 : 1].push_back(dim);
     }
   }
-  // Exponentials times a mask, summed, are a row sum and no product; nor is a sum without anything that is broadcast.
+  // A sum of exponentials times a mask is a row sum, not a product. A sum in which nothing is broadcast is not a
+  // product either.
   if (contract.empty() || (free[0].empty() && free[1].empty()) ||
       (free[0].empty() && is_of_exponential(sides[1].source)) ||
       (free[1].empty() && is_of_exponential(sides[0].source))) {

@@ -1,4 +1,4 @@
-// Other ways to write what an attention computes, for products that are not fused as they stand.
+// Rewrites an attention in equivalent forms, for products that cannot be fused in their original form.
 #pragma once
 
 #include <optional>
@@ -9,33 +9,34 @@
 
 namespace flashlift::stablehlo {
 
-// The same numbers, but for the order of sums, from another product of probabilities and values.
+// The same results, apart from the order of sums, from another product of probabilities and values.
 struct Rearrangement {
   struct Replaced {
-    mlir::Value original;  // whose uses `result` has taken over
+    mlir::Value original;  // its uses were replaced by `result`
     mlir::Value result;
   };
-  std::vector<Replaced> replaced;       // the output, and then what its gradient is computed from
-  mlir::Operation* product = nullptr;   // to be fused
-  std::vector<mlir::Operation*> added;  // each behind what it reads
+  std::vector<Replaced> replaced;       // the output, followed by values from which its gradient is computed
+  mlir::Operation* product = nullptr;   // the product to fuse
+  std::vector<mlir::Operation*> added;  // each after its operands
 };
 
-// Two products of the same softmax's probabilities, over two parts of the keys, whose results are added: one product
-// over all keys. Keys and values of both parts are copied behind each other for it.
+// Replaces the sum of two products of the same softmax's probabilities, over two parts of the keys, by one product over
+// all keys. It concatenates the keys and values of both parts.
 std::optional<Rearrangement> join_parts_of_keys(mlir::Operation* product);
-// Probabilities times a number for each key, as scales of 8-bit values are applied: the values are multiplied with it.
+// For probabilities times a number for each key, such as scales of 8-bit values: multiplies the values by it instead.
 std::optional<Rearrangement> move_weights_to_values(mlir::Operation* product);
-// Probabilities times a number for each row, or only of some rows, as of padded queries or of heads: the output is
-// multiplied with it, and in a backward pass the output's gradient. Not the gradient by these numbers.
+// For probabilities times a number for each row, or for some rows (such as those of padded queries, or of heads):
+// multiplies the output by it instead, and the output's gradient in a backward pass. Does not cover the gradient of
+// these numbers.
 std::optional<Rearrangement> move_weights_to_output(mlir::Operation* product);
-// In front of a product that may be the gradient by queries or keys: the product of the probabilities with the values,
-// which nothing reads. The attention is proved with it, and its calls take the place of the gradient's products. It is
-// a guess which exponentials are the probabilities' and which product is that of the output's gradient and the values.
+// Adds the product of the probabilities with the values, which nothing reads, before a product that may be the gradient
+// of queries or keys. The attention is proved with it, and its calls replace the gradient's products. The exponentials
+// that are the probabilities, and the product of the output's gradient with the values, are guesses.
 std::optional<Rearrangement> add_missing_output(mlir::Operation* product);
-// The matrix product that a multiplication and a sum are, where an operand is broadcast. Nothing for other sums, and
-// for row sums of exponentials that are masked by a multiplication.
+// The matrix product for a multiplication and a sum in which an operand is broadcast. Nothing for other sums, and for
+// row sums of exponentials that are masked by a multiplication.
 std::optional<Rearrangement> multiplied_sum_as_product(mlir::Operation* sum);
-// Puts the original back.
+// Restores the original.
 void take_back(const Rearrangement& rearrangement);
 
 }  // namespace flashlift::stablehlo

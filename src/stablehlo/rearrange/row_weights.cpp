@@ -11,10 +11,10 @@
 namespace flashlift::stablehlo {
 namespace {
 
-// A multiplication by a number for each row, or a division, or a condition on rows under which alone numbers stay.
+// A multiplication or division by one number for each row, or a select that sets rows to 0 unless a condition holds.
 struct RowWeights {
   mlir::Operation* op = nullptr;  // multiply, divide or select
-  unsigned of = 0;                // which operand is weighted
+  unsigned of = 0;                // the operand that is weighted
   Broadcast weights;
 };
 
@@ -32,8 +32,8 @@ std::optional<RowWeights> row_weights(mlir::Operation* op, unsigned of) {
   return std::nullopt;
 }
 
-// Where the dimensions of one tensor stand in another, in the same order: `map` gives the other's, or -1. Those of size
-// 1 have none.
+// The broadcast to other dimensions in the same order: `map` gives the other dimension, or -1 for one that is absent.
+// Dimensions of size 1 have none.
 std::optional<Broadcast> moved(const Broadcast& weights, llvm::function_ref<int64_t(int64_t)> map) {
   Broadcast result{.source = weights.source, .dims = {}};
   int64_t last = -1;
@@ -54,12 +54,12 @@ int64_t position(const std::vector<int64_t>& list, int64_t wanted) {
   return at == list.end() ? -1 : at - list.begin();
 }
 
-// Weighs values. The output's gradient, which two products read, is weighted once.
+// Applies weights to values. The output's gradient, which two products read, is weighted only once.
 class Weigher {
  public:
   explicit Weigher(Rearrangement& found) : found_(found) {}
 
-  // The value, weighted as by `like`, in its own type, in front of an operation.
+  // Inserts an operation like `like` before `before`, which weights the value in its own type.
   mlir::Value operator()(mlir::Operation* before, mlir::Value value, const RowWeights& like, const Broadcast& weights) {
     for (const Weighted& known : known_) {
       mlir::Operation* const made = mlir::Value(known.result).getDefiningOp();
@@ -116,7 +116,7 @@ mlir::Value Weigher::weigh(Builder& builder, mlir::Value value, const RowWeights
   return builder.convert(location, made, type.getElementType());
 }
 
-// The weighted operand's dimension d among those of the product's result, or -1.
+// The position of the weighted operand's dimension d in the product's result, or -1.
 int64_t in_result(mlir::Operation* product, unsigned side, int64_t d) {
   const OperandDims own = operand_dims(product, side);
   const OperandDims left = operand_dims(product, 0);
@@ -127,7 +127,7 @@ int64_t in_result(mlir::Operation* product, unsigned side, int64_t d) {
   return free < 0 ? -1 : static_cast<int64_t>(own.batch.size() + (side == 0 ? 0 : left.free.size())) + free;
 }
 
-// The weighted operand's dimension d among those of the other operand, or -1.
+// The position of the weighted operand's dimension d in the other operand, or -1.
 int64_t in_other(mlir::Operation* product, unsigned side, int64_t d) {
   const OperandDims own = operand_dims(product, side);
   const OperandDims other = operand_dims(product, 1 - side);
@@ -138,8 +138,8 @@ int64_t in_other(mlir::Operation* product, unsigned side, int64_t d) {
                        : -1;
 }
 
-// A product of weighted probabilities and the output's gradient, which is summed over rows: weighs the latter.
-// `probabilities`: what takes their place.
+// For a product of weighted probabilities and the output's gradient, which sums over rows: weights the gradient
+// instead. `probabilities` replace the weighted ones.
 void weigh_gradient_of_values(mlir::Operation* product, unsigned side, mlir::Value probabilities, const RowWeights& row,
                               Weigher& weigh, Rearrangement& found) {
   const auto weights = moved(row.weights, [&](int64_t d) { return in_other(product, side, d); });
@@ -153,8 +153,8 @@ void weigh_gradient_of_values(mlir::Operation* product, unsigned side, mlir::Val
   replace(found, product->getResult(0), builder.like(product, operands, product->getResult(0).getType()));
 }
 
-// The gradient by weighted probabilities, weighted in turn: weighs the output's gradient in their product instead.
-// `carrier`: the product, or its result in another type.
+// For a gradient of weighted probabilities, which is weighted in turn: weights the output's gradient in their product
+// instead. `carrier`: the product, or its converted result.
 void weigh_gradient_of_probabilities(mlir::Operation* product, mlir::Operation* carrier, unsigned side,
                                      const RowWeights& row, Weigher& weigh, Rearrangement& found) {
   const auto in_operand = [&](int64_t of_result) -> int64_t {
@@ -188,7 +188,7 @@ void weigh_gradient_of_probabilities(mlir::Operation* product, mlir::Operation* 
   }
 }
 
-// The nearest products that a value is computed from. Nothing if the walk to them is too long.
+// The nearest products that a value depends on. Nothing if the search for them is too long.
 std::optional<std::set<mlir::Operation*>> products_behind(mlir::Value value) {
   constexpr size_t kMost = 2000;
   size_t visited = 0;
@@ -205,7 +205,7 @@ std::optional<std::set<mlir::Operation*>> products_behind(mlir::Value value) {
   return is_too_long ? std::nullopt : std::optional(std::move(products));
 }
 
-// Whether weights are computed from the scores that the probabilities are of: then they are part of the softmax.
+// Whether weights depend on the scores of these probabilities: then they are part of the softmax.
 bool may_be_of_scores(mlir::Value weights, mlir::Value probabilities) {
   const auto of_weights = products_behind(weights);
   const auto of_probabilities = products_behind(probabilities);
@@ -217,7 +217,8 @@ bool is_dot_general_in(mlir::Block* block, mlir::Operation* op) {
   return is_product(op) && kind(op) == OpKind::kDotGeneral && op->getBlock() == block;
 }
 
-// The same in the backward pass, if there is one. `probabilities` stand without weights in two types, which may be one.
+// Does the same in the backward pass, if there is one. `probabilities` are without weights, in two types that may be
+// the same.
 void weigh_output_gradient(mlir::Operation* product, mlir::Value values, const RowWeights& row,
                            llvm::ArrayRef<std::pair<mlir::Value, mlir::Value>> probabilities, Weigher& weigh,
                            Rearrangement& found) {
@@ -254,7 +255,7 @@ std::optional<Rearrangement> move_weights_to_output(mlir::Operation* product) {
       const auto row = row_weights(weighted, of);
       const auto weights =
           row ? moved(row->weights, [&](int64_t d) { return in_result(product, side, d); }) : std::nullopt;
-      // What is computed from the scores is a part of the softmax, such as 1 / sum, or a guard of it.
+      // Weights that depend on the scores are part of the softmax, such as 1 / sum, or a guard of it.
       if (!weights || !may_be_weighted(product->getResult(0)) || !may_be_weighted(weighted->getResult(0)) ||
           weighted->getBlock() != product->getBlock() || may_be_of_scores(weights->source, weighted->getOperand(of))) {
         continue;

@@ -100,7 +100,7 @@ mlir::Value sum(mlir::OpBuilder& builder, mlir::Location location, mlir::Value v
   mlir::Block* body = &state.addRegion()->emplaceBlock();
   body->addArgument(scalar, location);
   body->addArgument(scalar, location);
-  mlir::OpBuilder inside(builder.getContext());  // atBlockEnd asks the block's operation, which there is none yet
+  mlir::OpBuilder inside(builder.getContext());  // atBlockEnd would use the block's operation, which does not exist yet
   inside.setInsertionPointToEnd(body);
   mlir::Operation* add = build(inside, location, "stablehlo.add", body->getArguments(), mlir::TypeRange(scalar));
   build(inside, location, "stablehlo.return", add->getResults(), {});

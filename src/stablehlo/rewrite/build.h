@@ -1,4 +1,4 @@
-// Making StableHLO operations.
+// Creates StableHLO operations.
 #pragma once
 
 #include "llvm/ADT/ArrayRef.h"
@@ -7,29 +7,29 @@
 
 namespace flashlift::stablehlo {
 
-// An operation with its own attributes, e.g. build(builder, at, "stablehlo.reshape", {x}, {type}).
+// Creates an operation with its own attributes, e.g. build(builder, at, "stablehlo.reshape", {x}, {type}).
 mlir::Operation* build(mlir::OpBuilder& builder, mlir::Location location, llvm::StringRef name,
                        mlir::ValueRange operands, mlir::TypeRange results,
                        llvm::ArrayRef<mlir::NamedAttribute> attributes = {});
 
-// Flashlift's custom call: typed FFI, all values in row-major order.
+// Creates Flashlift's custom call: typed FFI, all values in row-major order.
 mlir::Operation* fused_call(mlir::OpBuilder& builder, mlir::Location location, llvm::StringRef target,
                             mlir::ValueRange operands, mlir::TypeRange results, mlir::DictionaryAttr config);
 
-// The value itself where nothing is to be done.
+// Returns the value itself if it already has this shape.
 mlir::Value reshape(mlir::OpBuilder& builder, mlir::Location location, mlir::Value value,
                     llvm::ArrayRef<int64_t> shape);
 // Result dimension i is dimension permutation[i]. An empty permutation is the identity.
 mlir::Value transpose(mlir::OpBuilder& builder, mlir::Location location, mlir::Value value,
                       llvm::ArrayRef<int64_t> permutation);
 
-// To another element type.
+// Converts to another element type.
 mlir::Value convert(mlir::OpBuilder& builder, mlir::Location location, mlir::Value value, mlir::Type element_type);
 
-// Of an f32 value over its first dimensions.
+// Sums an f32 value over its first dimensions.
 mlir::Value sum(mlir::OpBuilder& builder, mlir::Location location, mlir::Value value, size_t dims);
 
-// The permutation that takes back what `permutation` does; empty for empty.
+// The inverse permutation; empty for empty.
 std::vector<int64_t> inverse(llvm::ArrayRef<int64_t> permutation);
 
 }  // namespace flashlift::stablehlo

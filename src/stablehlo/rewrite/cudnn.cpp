@@ -21,20 +21,20 @@ using Json = nlohmann::json;
 
 constexpr std::string_view kPrefix = "__cudnn$fmha";
 
-// The part of backend_config that says what is computed.
+// The fields of backend_config that determine what the call computes.
 struct Config {
   double scale = 0;
   std::string mask = "NO_MASK";
   double dropout = 0;
-  int64_t window = 0;  // keys that a query sees, itself included; 0: all
+  int64_t window = 0;  // number of keys that a query sees, including itself; 0 for all
   int64_t segments = 1;
   bool is_paged = false;
-  bool is_causal = false;    // older versions' word for a causal mask_type
+  bool is_causal = false;    // older versions have this field instead of a causal mask_type
   bool heads_first = false;  // q, k and v are [batch, heads, length, depth] instead of [batch, length, heads, depth]
 };
 
-// Fields of a protocol buffer's message as JSON, where numbers may be texts and null is a field that is not there. A
-// field of another type is a mistake to remember, and not one that is missing.
+// Reads fields of a protocol buffer's message in JSON: numbers may be strings, and null is a missing field. A field of
+// another type is an error, not a missing field.
 class Fields {
  public:
   explicit Fields(const Json& object) : object_(object) {}
@@ -119,7 +119,8 @@ class Fields {
   Status status_;
 };
 
-// Names may be in another spelling, as fmhaScale, which XLA reads too: they must not count as missing.
+// XLA also reads names in another spelling, such as fmhaScale. They are refused, because they would otherwise count as
+// missing.
 Status check_spelling(const Json& object) {
   for (const auto& [name, value] : object.items()) {
     if (std::ranges::any_of(name, [](char c) { return c >= 'A' && c <= 'Z'; })) {
@@ -129,18 +130,20 @@ Status check_spelling(const Json& object) {
   return {};
 }
 
-// A product's dimensions follow from the layout of q, k and v. Scores are [batch, heads, queries, keys] in either.
+// The dimensions of each product follow from the layout of q, k and v. Scores are [batch, heads, queries, keys] in both
+// layouts.
 struct Product {
   const char* name;
   bool is_of_gradient;
-  int64_t of_scores;  // which dimension of scores it contracts; 0: it gives scores, of two tensors along their depths
+  int64_t of_scores;  // the scores' dimension that it contracts; 0 if it computes scores, along the depth
 };
 constexpr Product kProducts[] = {
     {"bmm1_dot_dimension_numbers", false, 0},           {"bmm2_dot_dimension_numbers", false, 3},
     {"bmm1_grad_gemm1_dot_dimension_numbers", true, 2}, {"bmm1_grad_gemm2_dot_dimension_numbers", true, 3},
     {"bmm2_grad_gemm1_dot_dimension_numbers", true, 2}, {"bmm2_grad_gemm2_dot_dimension_numbers", true, 0}};
 
-// What else a configuration may say. What a field of another name means is not known, so that such a call stays.
+// The other fields that a configuration may have. A call with any other field is not fused, because its meaning is
+// unknown.
 constexpr std::string_view kOtherFields[] = {
     "algorithm",         "dropout_rate",       "fmha_scale", "force_deterministic",
     "is_causal_mask",    "is_flash_attention", "mask_type",  "intermediate_tensor_shape",
@@ -157,7 +160,7 @@ Status check_names(const Json& json) {
   return {};
 }
 
-// Whether q, k and v are [batch, heads, length, depth], or else [batch, length, heads, depth].
+// Whether q, k and v are [batch, heads, length, depth]; otherwise they are [batch, length, heads, depth].
 Result<bool> read_layout(const Json& json, bool is_backward) {
   using Dims = std::vector<int64_t>;
   std::optional<bool> heads_first;
@@ -198,7 +201,7 @@ Result<Config> read_config(std::string_view text, bool is_backward) {
   }
   const Json& json = *found;
   FLASHLIFT_RETURN_IF_ERROR(check_names(json));
-  if (!json.contains("fmha_scale")) {  // which XLA takes for 0
+  if (!json.contains("fmha_scale")) {  // XLA would use 0
     return unsupported("its backend_config lacks fmha_scale");
   }
   Fields fields(json);
@@ -288,8 +291,8 @@ class Replacement {
   bool is_causal() const { return config_.mask == "CAUSAL" || config_.mask == "PADDING_CAUSAL"; }
   bool has_lengths() const { return config_.mask.starts_with("PADDING"); }
 
-  // Forward: q, k, v, [bias], [lengths of queries, lengths of keys].
-  // Backward: q, k, v, log-sum-exp, gradient of the output, [bias], output, [lengths of queries, lengths of keys].
+  // The operands of the forward call are q, k, v, [bias], [lengths of queries, lengths of keys]. Those of the backward
+  // call are q, k, v, log-sum-exp, the output's gradient, [bias], output, [lengths of queries, lengths of keys].
   Status find_operands() {
     const size_t expected = (is_backward_ ? 6U : 3U) + (has_bias_ ? 1U : 0U) + (has_lengths() ? 2U : 0U);
     if (op_->getNumOperands() != expected) {
@@ -360,7 +363,7 @@ class Replacement {
           return unsupported("its lengths are not i32[{}]", q[0]);
         }
       }
-      // A row of queries behind the length has no key, and so gives zeros.
+      // A query beyond the length has no key, so that its row is zeros.
       text += fmt::format(
           " key_lengths mask_mod(q_lengths: i32[{}]) {{ %0 = load q_lengths[b]; %1 = lt q, %0; return %1 }}", q[0]);
     }
@@ -374,7 +377,7 @@ class Replacement {
     return problem;
   }
 
-  // What the call gives: a tensor of the operands' order, and then as cuDNN's has it.
+  // The result's shape: first in the operands' layout, then in cuDNN's.
   llvm::SmallVector<int64_t> result_shape(llvm::ArrayRef<int64_t> sizes) const {
     return config_.heads_first ? llvm::SmallVector<int64_t>(sizes)
                                : llvm::SmallVector<int64_t>{sizes[0], sizes[2], sizes[1], sizes[3]};
@@ -452,7 +455,7 @@ class Replacement {
     return mlir::RankedTensorType::get(sizes, mlir::cast<mlir::RankedTensorType>(value.getType()).getElementType());
   }
 
-  // The call's [batch, length, heads, depth] as cuDNN's [batch, heads, length, depth].
+  // Transposes the call's [batch, length, heads, depth] to cuDNN's [batch, heads, length, depth].
   void replace(unsigned index, mlir::Value made) {
     const llvm::SmallVector<int64_t> permutation = {0, 2, 1, 3};
     op_->getResult(index).replaceAllUsesWith(config_.heads_first ? made

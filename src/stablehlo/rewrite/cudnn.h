@@ -1,5 +1,5 @@
-// Calls of cuDNN's fused attention, as XLA's GPU backend knows them and JAX writes them: custom_call
-// @__cudnn$fmha... with a JSON text as backend_config.
+// Calls of cuDNN's fused attention in the form of XLA's GPU backend, which JAX writes: custom_call @__cudnn$fmha...
+// with JSON text as backend_config.
 #pragma once
 
 #include <string>
@@ -12,8 +12,8 @@ namespace flashlift::stablehlo {
 
 bool is_cudnn_attention(mlir::Operation* op);
 
-// Replaces one by Flashlift's call of the same meaning; gives its problem. With `gradients` false, a call whose
-// gradient stands in the module stays, as that does. Errors: kUnsupported with a reason, and nothing is changed then.
+// Replaces such a call by Flashlift's equivalent call, and returns its problem. If `gradients` is false and the module
+// contains the call's gradient, both calls stay. Errors: kUnsupported with a reason; then nothing was changed.
 Result<Problem> replace_cudnn_attention(mlir::Operation* op, bool gradients);
 
 }  // namespace flashlift::stablehlo

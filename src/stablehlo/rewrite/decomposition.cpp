@@ -12,7 +12,7 @@
 namespace flashlift::stablehlo {
 namespace {
 
-// Operands of an operation, and what the operations in its regions read from outside.
+// The operands of an operation, and the values that its regions read from outside.
 llvm::SmallVector<mlir::Value> inputs_of(mlir::Operation* op) {
   llvm::SmallVector<mlir::Value> inputs;
   op->walk([&](mlir::Operation* inner) {
@@ -25,14 +25,14 @@ llvm::SmallVector<mlir::Value> inputs_of(mlir::Operation* op) {
   return inputs;
 }
 
-// The operations that compute some values from given ones, each after what it reads.
+// The operations that compute some values from given ones, in the order of computation.
 class Slice {
  public:
   explicit Slice(const mlir::IRMapping& given) : given_(given) {}
 
-  // Errors: a value that is neither given nor computed.
+  // Fails if a value is neither given nor computed.
   Status add(mlir::Value wanted) {
-    llvm::SmallVector<std::pair<mlir::Operation*, bool>> pending;  // and whether its inputs are in order already
+    llvm::SmallVector<std::pair<mlir::Operation*, bool>> pending;  // and whether its inputs were visited
     FLASHLIFT_RETURN_IF_ERROR(push(wanted, pending));
     while (!pending.empty()) {
       const auto [op, ready] = pending.pop_back_val();
@@ -75,14 +75,14 @@ class Slice {
   llvm::SmallVector<mlir::Operation*> order_;
 };
 
-// From an operand of the call back to the value that it is a view of.
+// Converts an operand of the call to the value that it is a view of.
 mlir::Value source_of(mlir::OpBuilder& builder, mlir::Location location, const OperandView& view,
                       mlir::Value argument) {
   const mlir::Value back = transpose(builder, location, argument, inverse(view.permutation));
   return reshape(builder, location, back, mlir::cast<mlir::RankedTensorType>(view.source.getType()).getShape());
 }
 
-// From the value that the original computes to the call's result.
+// Converts the value that the original computes to the call's result.
 mlir::Value result_of(mlir::OpBuilder& builder, mlir::Location location, const ResultView& view, mlir::Value value) {
   const std::vector<int64_t> back = inverse(view.permutation);
   llvm::SmallVector<int64_t> shape(view.call_shape.begin(), view.call_shape.end());
@@ -128,7 +128,7 @@ Result<std::string> add_decomposition(const LiftedAttention& found, llvm::ArrayR
   }
   if (found.sinks) {
     const mlir::Value argument = body->getArgument(next++);
-    if (!found.sinks->constant) {  // a constant is computed inside, as the original does
+    if (!found.sinks->constant) {  // the decomposition contains a constant, like the original
       llvm::SmallVector<int64_t> digits(found.sinks->reshape.begin(), found.sinks->reshape.end());
       for (const auto [i, from] : llvm::enumerate(found.sinks->permutation)) {
         digits[i] = found.sinks->reshape[static_cast<size_t>(from)];

@@ -9,9 +9,9 @@
 
 namespace flashlift::stablehlo {
 
-// Adds a private function to the module of `found` that takes the call's operands and gives its results, and returns
-// its name. `operand_types` and `result_types` are the call's. Errors: kUnsupported where the operations read something
-// that is none of the operands.
+// Adds a private function to the module of `found` with the call's operands and results, and returns its name.
+// `operand_types` and `result_types` are the call's. Errors: kUnsupported if the operations read something other than
+// the operands.
 Result<std::string> add_decomposition(const LiftedAttention& found, llvm::ArrayRef<mlir::Type> operand_types,
                                       llvm::ArrayRef<mlir::Type> result_types);
 

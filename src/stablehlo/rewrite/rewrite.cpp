@@ -19,7 +19,7 @@ mlir::NamedAttribute named(mlir::Builder& builder, llvm::StringRef name, mlir::A
   return {builder.getStringAttr(name), value};
 }
 
-// What the kernel is to compute: the call's backend_config, or the composite's attributes.
+// The kernel's configuration: the call's backend_config, or the composite's attributes.
 mlir::DictionaryAttr configuration(mlir::Builder& builder, const LiftedAttention& found,
                                    const std::string& gradients = {}) {
   llvm::SmallVector<mlir::NamedAttribute> entries;
@@ -51,8 +51,8 @@ mlir::DictionaryAttr configuration(mlir::Builder& builder, const LiftedAttention
   return builder.getDictionaryAttr(entries);
 }
 
-// The values of a problem's captured tensors stand in the order of Problem::captures, which is the one in which its
-// text names them: what a reader of the call will expect.
+// Checks that captured tensors are in the order of Problem::captures, in which the problem's text names them and in
+// which readers of the call expect them.
 Status check_captures(const Problem& problem, const std::vector<mlir::Value>& values) {
   FLASHLIFT_RETURN_IF_ERROR(verify(problem));
   if (values.size() != problem.captures.size()) {
@@ -61,7 +61,7 @@ Status check_captures(const Problem& problem, const std::vector<mlir::Value>& va
   return {};
 }
 
-// Whether computing `from` needs `value`.
+// Whether `from` depends on `value`.
 bool depends_on(mlir::Value from, mlir::Value value) {
   llvm::SmallVector<mlir::Value> pending = {from};
   llvm::DenseSet<mlir::Operation*> seen;
@@ -78,7 +78,7 @@ bool depends_on(mlir::Value from, mlir::Value value) {
   return false;
 }
 
-// The sizes of an operand's dimensions by letter, as docs/custom_call.md reads them.
+// The number of elements along the dimensions of a letter, as docs/custom_call.md defines it.
 int64_t size_of(char letter, const std::string& dims, llvm::ArrayRef<int64_t> sizes) {
   int64_t size = 1;
   for (size_t i = 0; i < dims.size() && i < sizes.size(); ++i) {
@@ -87,7 +87,7 @@ int64_t size_of(char letter, const std::string& dims, llvm::ArrayRef<int64_t> si
   return size;
 }
 
-// The call lets batches and heads share an operand, but not places in the sequence or in depth.
+// Batches and heads may share an operand of a call, but positions in the sequence or the depth may not.
 Status check_operand(std::string_view name, const std::string& dims, mlir::Value value, int64_t length, int64_t depth) {
   const llvm::ArrayRef<int64_t> sizes = mlir::cast<mlir::RankedTensorType>(value.getType()).getShape();
   if (dims.size() != sizes.size()) {
@@ -162,8 +162,8 @@ class Rewriter {
   }
 
  private:
-  // The backward pass is the fastest from an output of f32 and, where queries, keys and values are of 16 bits, a
-  // gradient by it of their type.
+  // The backward pass is fastest with an f32 output and, if queries, keys and values are 16-bit, with the output's
+  // gradient in their type.
   void choose_types_for_gradient() {
     LiftedGradient& gradient = *found_.gradient;
     mlir::Operation* const producer = gradient.d_out.source.getDefiningOp();
@@ -178,8 +178,8 @@ class Rewriter {
     }
   }
 
-  // The row log-sum-exp may have been used before the product that the call takes the place of. What uses it moves
-  // behind the call, unless the call itself needs it.
+  // The log-sum-exp may have users before the product that the call replaces. These are moved after the call, unless
+  // the call depends on them.
   Status check_order(const std::vector<mlir::Value>& captures) const {
     if (!found_.lse) {
       return {};
@@ -244,7 +244,7 @@ class Rewriter {
     return transpose(builder_, location_, value, operand.permutation);
   }
 
-  // Takes back what view() made, and a conversion behind it.
+  // Removes the operations that view() created, and a conversion before them.
   void remove_views(llvm::ArrayRef<mlir::Value> operands) {
     for (mlir::Value value : operands) {
       mlir::Operation* op = value.getDefiningOp();
@@ -262,13 +262,13 @@ class Rewriter {
     return build(builder_, location_, "stablehlo.constant", {}, mlir::TypeRange(type), zero)->getResult(0);
   }
 
-  // The gradients, from the forward call's operands and results.
+  // Creates the backward call, whose operands include the forward call's operands and results.
   void backward_call(llvm::ArrayRef<mlir::Value> forward_operands, mlir::ValueRange forward_results) {
     const LiftedGradient& gradient = *found_.gradient;
     const mlir::Type element = element_type(forward_operands[0]);
     llvm::SmallVector<mlir::Value> operands(forward_operands.take_front(3));
     std::string positions;
-    llvm::SmallVector<std::pair<unsigned, const ResultView*>> wanted;  // by the result's number
+    llvm::SmallVector<std::pair<unsigned, const ResultView*>> wanted;  // with the result's number
     llvm::SmallVector<mlir::Type> types;
     std::optional<size_t> last;
     const auto want = [&](size_t position, const ResultView& result, mlir::Type type) {
@@ -341,13 +341,12 @@ class Rewriter {
   }
 
   struct RowDim {
-    int64_t out;  // the output's dimension
-    int64_t row;  // that of the log-sum-exp without dimensions of size 1
+    int64_t out;  // the dimension of the output
+    int64_t row;  // the dimension of the log-sum-exp, not counting those of size 1
     int64_t size;
   };
 
-  // Where the log-sum-exp's dimensions are in the output's: both have the same digits of each letter, in the same
-  // order.
+  // Maps the log-sum-exp's dimensions to the output's: both have the same digits of each letter, in the same order.
   std::optional<llvm::SmallVector<RowDim>> row_dims() const {
     llvm::SmallVector<RowDim> dims;
     llvm::SmallDenseMap<char, size_t> next;
@@ -365,7 +364,7 @@ class Rewriter {
     return dims;
   }
 
-  // The output, and NaN where the row's log-sum-exp is -inf: 0 times that is added.
+  // Makes the output NaN in rows whose log-sum-exp is -inf, by adding 0 times the log-sum-exp.
   mlir::Value with_nan_rows(mlir::ValueRange results) {
     const auto out = mlir::cast<mlir::RankedTensorType>(results[0].getType());
     const auto lse = mlir::cast<mlir::RankedTensorType>(results[1].getType());

@@ -1,4 +1,4 @@
-// Putting a found attention back into the module as one call.
+// Replaces a found attention in the module by a call.
 #pragma once
 
 #include "flashlift/stablehlo.h"
@@ -6,9 +6,9 @@
 
 namespace flashlift::stablehlo {
 
-// Replaces the uses of what `found` computes by a call as docs/custom_call.md describes it; the operations that
-// computed it stay, unused where nothing else uses them. As a composite, the call's decomposition is a new private
-// function with copies of those operations. Errors: kUnsupported with a reason, and nothing is changed then.
+// Replaces the uses of the results of `found` by a call as described in docs/custom_call.md. The operations that
+// computed these results remain, and may be unused. For a composite, the call's decomposition is a new private function
+// with copies of those operations. Errors: kUnsupported with a reason; then nothing was changed.
 Status rewrite(const LiftedAttention& found, FuseAs as);
 
 }  // namespace flashlift::stablehlo

@@ -33,7 +33,7 @@ bool has_gradient(const Signature& signature, size_t operand) {
          (operand < 3 || operand - 3 >= captures.size() || is_float(captures[signature.capture_of(operand)].dtype));
 }
 
-// "0 1 2 4": positions among the forward call's operands, ascending.
+// Reads "0 1 2 4": ascending positions of the forward call's operands.
 Result<std::vector<size_t>> read_gradients(const Attributes& attributes, const Signature& signature) {
   FLASHLIFT_ASSIGN_OR_RETURN(const std::string_view text, required(attributes, "gradients"));
   std::vector<size_t> positions;

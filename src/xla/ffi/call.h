@@ -1,5 +1,5 @@
-// One flashlift.attention call, or one of its backward pass: its attributes read and compiled once, then run on any
-// number of buffers.
+// One call of flashlift.attention or of its backward pass: its attributes are read and compiled once, and it then runs
+// on any number of buffers.
 #pragma once
 
 #include <array>
@@ -14,10 +14,10 @@ namespace flashlift::xla {
 
 class AttentionCall {
  public:
-  // Reads the attributes and compiles for the options' device. Errors: what Signature::read and Attention::compile say.
+  // Reads the attributes and compiles for the options' device. Errors: those of Signature::read and Attention::compile.
   static Result<AttentionCall> create(const Attributes& attributes, const CompileOptions& options);
 
-  // Checks the buffers against the problem and runs. Nothing is written if that fails.
+  // Checks the buffers against the problem and runs. If the check fails, nothing is written.
   Status run(std::span<const Buffer> operands, std::span<const Buffer> results, const RunOptions& options) const;
 
  private:
@@ -28,15 +28,15 @@ class AttentionCall {
   Attention attention_;
 };
 
-// Its operands are the forward call's operands and results, and the gradients of these results; its results the
+// Its operands are the forward call's operands and results, and the gradients of these results. Its results are the
 // gradients that the attribute `gradients` lists.
 class BackwardCall {
  public:
   static constexpr std::array<std::string_view, 6> kAttributes = {"gradients", "d_q_dims",   "d_k_dims",
                                                                   "d_v_dims",  "d_out_dims", "d_lse_dims"};
 
-  // As AttentionCall::create; besides: `gradients` names what is no operand with a gradient; a problem that has none.
-  // Compiles the backward pass.
+  // Like AttentionCall::create. Also fails if `gradients` names something other than an operand with a gradient, or if
+  // the problem has no gradient. Compiles the backward pass.
   static Result<BackwardCall> create(const Attributes& attributes, CompileOptions options);
 
   Status run(std::span<const Buffer> operands, std::span<const Buffer> results, const RunOptions& options) const;

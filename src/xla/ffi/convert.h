@@ -1,4 +1,4 @@
-// XLA's values as Flashlift's and back, for the handlers of every platform.
+// Converts XLA's values to Flashlift's and back, for the handlers of every platform.
 #pragma once
 
 #include <vector>

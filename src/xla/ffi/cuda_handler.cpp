@@ -1,9 +1,9 @@
 // The custom calls' handlers for XLA on CUDA.
 //
-// The forward call may be recorded into a command buffer: executing it launches kernels on XLA's stream and nothing
-// else. What it needs beside the call's own buffers is memory that stays with the compiled attention
-// (cuda/launch/stream_memory.h). The backward call may not: it needs as much memory as d_q in f32, and each recording
-// of it would keep its own. Outside of command buffers that memory is XLA's.
+// XLA may record the forward call into a command buffer, because it only launches kernels on XLA's stream. Besides the
+// call's buffers it uses memory that belongs to the compiled attention (cuda/launch/stream_memory.h). XLA may not
+// record the backward call: it needs as much memory as d_q in f32, and each recording would keep its own. Outside of
+// command buffers, that memory comes from XLA.
 #include <memory>
 #include <mutex>
 #include <utility>
@@ -15,9 +15,9 @@
 namespace flashlift::xla {
 namespace {
 
-// What the instantiate stage leaves for the execute stage. XLA instantiates a program once and may run it on each of
-// its GPUs: the first one's kernel is compiled at once, and another one's, which is the same code as a rule, when a
-// call first comes from there. XLA owns and deletes it.
+// The state that the instantiate stage creates for the execute stage. XLA instantiates a program once and may run it on
+// each of its GPUs. The kernel for the first GPU is compiled at once. That for another GPU, which usually has the same
+// code, is compiled in the first call from there. XLA owns and deletes the state.
 template <typename Call>
 class CudaCallState {
  public:
@@ -43,7 +43,7 @@ class CudaCallState {
  private:
   Attributes attributes_;
   std::mutex mutex_;
-  std::map<int, Call> calls_;  // a map: its elements stay where they are
+  std::map<int, Call> calls_;  // a map, because its elements do not move
 };
 
 template <typename Call>
@@ -76,8 +76,8 @@ ffi::Error execute(CudaCallState<AttentionCall>* state, int32_t ordinal, void* s
   return run(*state, ordinal, {.stream = stream}, args, rets);
 }
 
-// XLA takes its scratch memory back, in the order of the stream, when the handler has returned. It lies at multiples of
-// 256, but XLA refuses to promise more than 16.
+// XLA reuses the scratch memory, in the stream's order, after the handler has returned. It is aligned to 256 bytes, but
+// XLA guarantees only 16.
 void* allocate(void* scratch, size_t bytes) {
   return static_cast<ffi::ScratchAllocator*>(scratch)->Allocate(bytes).value_or(nullptr);
 }

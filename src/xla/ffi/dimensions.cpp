@@ -36,7 +36,7 @@ Result<TensorView> DimensionOrder::view(void* data, DType dtype, std::span<const
   for (size_t i = dims.size(); i-- > 0; stride *= dims[i]) {
     const char letter = text_[i];
     if (dims[i] == 1) {
-      continue;  // its stride is never used, wherever it stands
+      continue;  // its stride is not used
     }
     if (letter == '1') {
       return invalid_argument("{} has shape [{}]: dimension {}, called 1 in {}_dims = \"{}\", has size {}", name,

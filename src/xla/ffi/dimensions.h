@@ -1,4 +1,4 @@
-// How the dimensions of a call's tensors map to those of the attention: the strings of docs/custom_call.md.
+// Maps the dimensions of a call's tensors to those of the attention, by the strings of docs/custom_call.md.
 #pragma once
 
 #include <array>
@@ -15,21 +15,22 @@ namespace flashlift::xla {
 // The logical dimensions, in the order of AttentionArguments' tensors.
 inline constexpr std::string_view kDimensionLetters = "bhsd";
 
-// What a letter that does not occur means.
+// The meaning of a missing letter.
 enum class AbsentLetters : uint8_t {
   kShared,   // inputs: for b and h, all indices read the same memory
   kSizeOne,  // outputs: the size must be 1
 };
 
-// One dimension string, checked: "bshd", "bshhd", "sd".
+// A verified dimension string: "bshd", "bshhd", "sd".
 class DimensionOrder {
  public:
-  // `letters` is how many of "bhsd" the tensor has: 4, or 3 for lse. `tensor` is its name for messages.
+  // `letters` is the number of letters of "bhsd" that the tensor has: 4, or 3 for lse. `tensor` is its name for
+  // messages.
   static Result<DimensionOrder> parse(std::string_view text, std::string_view tensor, int letters);
 
-  // Sees dense row-major memory of shape `dims` as a tensor of the logical sizes, -1 being any. `name` is what messages
-  // call it, where that is not the tensor itself but its gradient. Errors: a rank or a size that does not fit; equal
-  // letters whose dimensions are no neighbours.
+  // Views dense row-major memory of shape `dims` as a tensor of the logical sizes, where -1 means any. `name` is the
+  // name for messages, if this is not the tensor itself but its gradient. Fails if a rank or a size does not match, and
+  // if dimensions with equal letters are not neighbours.
   Result<TensorView> view(void* data, DType dtype, std::span<const int64_t> dims, std::span<const int64_t> logical,
                           AbsentLetters absent, std::string_view name = {}) const;
 

@@ -1,4 +1,4 @@
-// The stages of each handler, as JAX registers them by their names; docs/custom_call.md says what they do.
+// The stages of each handler, under the names by which JAX registers them; docs/custom_call.md describes them.
 #pragma once
 
 #include "xla/ffi/api/c_api.h"

@@ -1,5 +1,4 @@
-// The custom calls' handlers for XLA on the host: the typed FFI on one side, AttentionCall and BackwardCall on the
-// other.
+// The custom calls' handlers for XLA on CPUs: connects the typed FFI with AttentionCall and BackwardCall.
 #include <algorithm>
 #include <memory>
 #include <utility>
@@ -12,7 +11,7 @@
 namespace flashlift::xla {
 namespace {
 
-// The call is what the instantiate stage leaves for the execute stage. XLA owns and deletes it.
+// The instantiate stage creates the call for the execute stage. XLA owns and deletes it.
 template <typename Call>
 NewState<Call> instantiate(ffi::Dictionary dictionary) {
   const Result<Attributes> attributes = to_attributes(dictionary);

@@ -7,8 +7,8 @@
 namespace flashlift::xla {
 namespace {
 
-// Lives as long as the last task that was scheduled, which may start after parallel_for has returned: such a task
-// finds no index left and never looks at `body`.
+// Lives until the last scheduled task has run, which may start after parallel_for has returned. Such a task finds no
+// index left, and does not use `body`.
 struct Loop {
   Loop(int64_t indices, const std::function<void(int64_t)>& function) : count(indices), body(&function) {}
 

@@ -1,8 +1,8 @@
-// All handlers, registered with a PJRT plugin through its C interface.
+// Registers all handlers with a PJRT plugin through its C interface.
 //
-// PJRT's own function for it takes a handler's execute stage and nothing else. XLA's takes all stages, and its address
-// is found in the FFI's own interface, which is handed to each handler that is called. So a handler is registered by
-// PJRT's function whose only purpose is to be called: at once, for its metadata. From there it registers the others.
+// PJRT's registration function takes only a handler's execute stage. XLA's own takes all stages, and its address is in
+// the FFI's interface, which each handler that is called receives. Therefore one handler is registered by PJRT's
+// function only in order to be called at once for its metadata. In this call it registers the others.
 #include <array>
 #include <cstddef>
 #include <mutex>
@@ -36,7 +36,7 @@ constexpr std::array kBundles = {
            flashlift_xla_attention_backward_cuda_execute},
 };
 
-// XLA_FFI_Handler_Register_Args as it is in versions 0.3 and 0.4. The headers' own has another stage from 0.5 on, for
+// XLA_FFI_Handler_Register_Args of versions 0.3 and 0.4. From 0.5 on, the headers' structure has one more stage, for
 // which older runtimes have no room.
 struct HandlerRegisterArgs {
   size_t struct_size;
@@ -70,13 +70,13 @@ Status register_bundles(const XLA_FFI_Api* api) {
   return {};
 }
 
-// What became of it, for the registration that goes on in this thread.
+// The result of the registration in progress in this thread.
 thread_local Status* bootstrap_status = nullptr;
 
 XLA_FFI_Error* bootstrap(XLA_FFI_CallFrame* frame) {
   const auto* extension = frame->extension_start;
   if (extension == nullptr || extension->type != XLA_FFI_Extension_Metadata) {
-    return nullptr;  // a program called it: nothing to do
+    return nullptr;  // a program called it: there is nothing to do
   }
   XLA_FFI_Metadata* metadata = reinterpret_cast<const XLA_FFI_Metadata_Extension*>(extension)->metadata;
   metadata->api_version.major_version = 0;
@@ -89,7 +89,7 @@ XLA_FFI_Error* bootstrap(XLA_FFI_CallFrame* frame) {
 }
 
 Result<const pjrt::FfiExtension*> find_extension(const pjrt::Api& api) {
-  constexpr int kMostExtensions = 1000;  // a list that leads back into itself ends here
+  constexpr int kMostExtensions = 1000;  // a cyclic list ends here
   const pjrt::Extension* extension = api.extensions;
   for (int i = 0; extension != nullptr && extension->type != pjrt::kFfiExtension; ++i) {
     extension = i < kMostExtensions ? extension->next : nullptr;
@@ -116,7 +116,7 @@ Status register_with(const pjrt::Api& api) {
   }
   FLASHLIFT_ASSIGN_OR_RETURN(const pjrt::FfiExtension* extension, find_extension(api));
   static std::mutex mutex;
-  static std::set<const void*> done;  // by function: a wrapped interface is a copy with the same extensions
+  static std::set<const void*> done;  // by function, because a wrapped interface is a copy with the same extensions
   const std::lock_guard lock(mutex);
   const void* const runtime = reinterpret_cast<const void*>(extension->register_handler);
   if (done.contains(runtime)) {

@@ -28,7 +28,7 @@ XLA_FFI_Error* call_handler(XLA_FFI_CallFrame* frame, XLA_FFI_Handler* handler) 
   if (metadata == nullptr) {
     return handler(frame);
   }
-  // Before the handler writes: the metadata of an older runtime has no room for the type of the state.
+  // Checked before the handler writes its metadata: an older runtime's structure has no room for the state's type.
   const XLA_FFI_Api_Version& version = frame->api->api_version;
   if (version.major_version != XLA_FFI_API_MAJOR || version.minor_version < kOldestMinorVersion) {
     return failed_precondition(

@@ -1,8 +1,8 @@
-// What the instantiate stage leaves for the execute stage, in any number of XLA runtimes.
+// The state that the instantiate stage creates for the execute stage, for any number of XLA runtimes.
 //
-// A process may hold several runtimes: jaxlib's own and one in each PJRT plugin. Each numbers the types of states by
-// itself, so a state's number is kept for each runtime, that is, for each XLA_FFI_Api. (ffi::State and its kin keep one
-// number a type.)
+// A process may contain several runtimes: jaxlib's own and one in each PJRT plugin. Each numbers the types of states
+// independently. The number of a state's type is therefore stored for each runtime, that is, for each XLA_FFI_Api.
+// (ffi::State and similar classes store one number for each type.)
 #pragma once
 
 #include <atomic>
@@ -17,21 +17,22 @@ namespace flashlift::xla {
 
 namespace ffi = ::xla::ffi;
 
-// What an instantiate stage returns.
+// The return type of an instantiate stage.
 template <typename T>
 struct NewState {
   ffi::ErrorOr<std::unique_ptr<T>> value;
 };
 
-// What an execute stage binds, as Ctx<StateOf<T>>, to be given a T*.
+// An execute stage binds Ctx<StateOf<T>> to receive a T*.
 template <typename T>
 struct StateOf {};
 
 template <typename T>
 class StateType {
  public:
-  // The runtime must know the type before a handler is registered, and its API is at hand only inside a call: the query
-  // for the handler's metadata, which registration makes, is the first one. So clients register one name, not two.
+  // The type must be registered with the runtime before a handler, and the runtime's API is available only inside a
+  // call. The first call is the query for the handler's metadata during registration, which therefore registers the
+  // type. Clients need to register only one name, not two.
   static XLA_FFI_Error* register_with(const XLA_FFI_Api* api, std::string_view name) {
     static const XLA_FFI_TypeInfo info = ffi::MakeTypeInfo<T>();
     static std::mutex mutex;
@@ -47,7 +48,7 @@ class StateType {
     return nullptr;
   }
 
-  // NULL where the runtime does not know the type.
+  // NULL if the type is not registered with the runtime.
   static XLA_FFI_TypeId* id(const XLA_FFI_Api* api) {
     Number* number = find(api);
     return number == nullptr ? nullptr : &number->id;
@@ -68,19 +69,20 @@ class StateType {
     return number;
   }
 
-  // A list that only grows, by one for each runtime, and is read without a lock. Runtimes live as long as the process.
+  // A list to which each runtime adds one element, and which is read without a lock. Runtimes live as long as the
+  // process.
   static inline std::atomic<Number*> numbers_{nullptr};
 };
 
-// Calls a handler, and has its metadata claim the oldest version of the FFI that it needs rather than that of the
-// headers: a runtime refuses what is newer than itself. States are what they are since version 0.3.
+// Calls a handler. Its metadata claims the oldest version of the FFI that it needs instead of the headers' version,
+// because a runtime refuses newer versions than its own. States have not changed since version 0.3.
 inline constexpr int kOldestMinorVersion = 3;
 static_assert(XLA_FFI_API_MAJOR == 0 && XLA_FFI_API_MINOR >= kOldestMinorVersion,
               "the FFI headers must be of version 0.3 or a later 0.x: those of jaxlib 0.10");
 
 XLA_FFI_Error* call_handler(XLA_FFI_CallFrame* frame, XLA_FFI_Handler* handler);
 
-// The same for an instantiate stage: has the runtime know the type of its state first.
+// The same for an instantiate stage: registers the type of its state with the runtime first.
 template <typename T>
 XLA_FFI_Error* call_instantiate(XLA_FFI_CallFrame* frame, std::string_view name, XLA_FFI_Handler* handler) {
   if (XLA_FFI_Error* error = StateType<T>::register_with(frame->api, name); error != nullptr) {
@@ -118,7 +120,7 @@ struct xla::ffi::ResultEncoding<xla::ffi::ExecutionStage::kInstantiate, flashlif
     args.state = state.value->get();
     XLA_FFI_Error* error = api->XLA_FFI_State_Set(&args);
     if (error == nullptr) {
-      static_cast<void>(state.value->release());  // the runtime's now
+      static_cast<void>(state.value->release());  // the runtime now owns it
     }
     return error;
   }

@@ -66,7 +66,7 @@ Result<TensorView> bind_keep_mask(const Buffer& buffer) {
   return dense(buffer, "the keep mask");
 }
 
-// The two halves of 64 bits, low first; then, in a call that is a part of a larger one, dropout's origin.
+// The two halves of a 64-bit seed, low half first. In a call that is a part of a larger one, dropout's origin follows.
 Result<TensorView> bind_seed(const Buffer& buffer) {
   FLASHLIFT_RETURN_IF_ERROR(check_dtype(buffer, DType::kU32, "dropout's seed"));
   if (buffer.dims.size() != 1 || (buffer.dims[0] != 2 && buffer.dims[0] != 4)) {
@@ -78,7 +78,7 @@ Result<TensorView> bind_seed(const Buffer& buffer) {
   return dense(buffer, "dropout's seed");
 }
 
-// The problem's captured tensors in the order of a list of names, or in their own.
+// The problem's captured tensors in the order of a list of names; without a list, in their own order.
 Result<std::vector<size_t>> read_captures(const Attributes& attributes, const std::vector<Capture>& captures) {
   std::vector<size_t> order;
   const auto given = attributes.find("captures");
@@ -114,7 +114,7 @@ Status check_attributes(const Attributes& attributes, std::span<const std::strin
   return {};
 }
 
-// The sizes of q, k, v, out and lse, as b, h, s and d; -1 is any.
+// The sizes of q, k, v, out and lse in the order b, h, s, d; -1 means any.
 std::array<int64_t, 4> logical_sizes(const Problem& p, size_t tensor, bool lengths_known) {
   const bool is_key_or_value = tensor == 1 || tensor == 2;
   const std::array<int64_t, 5> depths = {p.head_dim, p.head_dim, p.value_dim, p.value_dim, 1};
@@ -154,7 +154,7 @@ Result<Signature> Signature::read(const Attributes& attributes, std::span<const 
   }
   signature.gradient_orders_ = signature.orders_;
   for (size_t i = kQ; i <= kLse; ++i) {
-    const std::string gradient = fmt::format("d_{}", kTensors[i]);  // laid out like its tensor unless told otherwise
+    const std::string gradient = fmt::format("d_{}", kTensors[i]);  // by default with the layout of its tensor
     if (attributes.contains(gradient + "_dims")) {
       FLASHLIFT_ASSIGN_OR_RETURN(signature.gradient_orders_[i], read_order(attributes, gradient, i == kLse ? 3 : 4));
     }
@@ -168,7 +168,7 @@ Result<Signature> Signature::read(const Attributes& attributes, std::span<const 
   if (const auto implementation = attributes.find("implementation"); implementation != attributes.end()) {
     signature.implementation_ = implementation->second;
   }
-  signature.problem_.dropout_words = signature.has_seed();  // an operand, which may lie on a GPU
+  signature.problem_.dropout_words = signature.has_seed();  // an operand, which may be on a GPU
   return signature;
 }
 

@@ -1,5 +1,5 @@
-// What the attributes of a call say, and the call's buffers seen as an attention's tensors by it. Nothing here knows
-// XLA; the handlers do. The contract is docs/custom_call.md.
+// The attributes of a call, and its buffers as an attention's tensors. Independent of XLA, which only the handlers use.
+// docs/custom_call.md defines them.
 #pragma once
 
 #include <array>
@@ -17,7 +17,7 @@
 
 namespace flashlift::xla {
 
-// A buffer as the caller's framework hands it over: dense, row-major.
+// A dense, row-major buffer of the caller's framework.
 struct Buffer {
   void* data = nullptr;
   DType dtype = DType::kF32;
@@ -31,13 +31,13 @@ Result<std::string_view> required(const Attributes& attributes, std::string_view
 
 class Signature {
  public:
-  // `others`: the attributes of the call that are not read here. Errors: an attribute that is missing, unknown or
-  // malformed; what parse_problem says; a feature that needs an operand or a result that a call does not have.
+  // `others`: attributes of the call that are not read here. Fails if an attribute is missing, unknown or malformed, if
+  // parse_problem fails, and if a feature requires an operand or a result that a call cannot have.
   static Result<Signature> read(const Attributes& attributes, std::span<const std::string_view> others);
 
   const Problem& problem() const { return problem_; }
   const std::string& implementation() const { return implementation_; }
-  // False: the problem's batch and lengths only fill their places; each call brings its own.
+  // If false, the problem's batch and lengths are placeholders, and each call has its own.
   bool lengths_known() const { return lengths_known_; }
 
   bool has_seed() const { return problem_.dropout > 0 && !problem_.keep_mask; }
@@ -46,16 +46,17 @@ class Signature {
   }
   size_t output_count() const { return problem_.want_lse ? 2 : 1; }
 
-  // Which of the problem's captured tensors an input is, from the fourth on; beyond their number, none is.
+  // The captured tensor of the problem that an input is, from the fourth input on; a number beyond the last one if it
+  // is none.
   size_t capture_of(size_t input) const { return input - 3 < captures_.size() ? captures_[input - 3] : input - 3; }
 
   // `inputs`: q, k, v, captured tensors, sinks, the keep mask or dropout's seed; `outputs`: out, lse; as many as
   // counted above.
   Result<AttentionArguments> bind(std::span<const Buffer> inputs, std::span<const Buffer> outputs) const;
 
-  // The gradient by out (0) or lse (1).
+  // The gradient of out (0) or lse (1).
   Result<TensorView> bind_output_gradient(size_t index, const Buffer& buffer) const;
-  // The gradient by one of the inputs above.
+  // The gradient of one of the inputs above.
   Result<TensorView> bind_input_gradient(size_t index, const Buffer& buffer) const;
 
  private:

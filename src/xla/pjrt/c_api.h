@@ -1,6 +1,6 @@
-// What is used here of PJRT's C interface, and no more: no package that the build needs carries its header. The
-// functions have kept their places since version 0.57; tests/python/test_pjrt.py compares all with the table of another
-// project.
+// The part of PJRT's C interface that is used here, because no package of the build contains its header. The positions
+// of functions have not changed since version 0.57; tests/python/test_pjrt.py compares all of them with another
+// project's table.
 #pragma once
 
 #include <cstddef>
@@ -9,7 +9,7 @@
 
 namespace flashlift::pjrt {
 
-struct PluginError;  // a plugin's own
+struct PluginError;  // defined by each plugin
 
 struct Extension {
   size_t struct_size;
@@ -27,7 +27,7 @@ struct Version {
 inline constexpr int kMajorVersion = 0;
 inline constexpr int kOldestMinorVersion = 57;
 
-using Function = PluginError* (*)(void* args);  // all but the first two, which return nothing
+using Function = PluginError* (*)(void* args);  // type of all functions except the first two, which return nothing
 
 enum Slot : size_t {
   kErrorDestroy = 0,
@@ -46,12 +46,12 @@ struct Api {
   size_t struct_size;
   Extension* extensions;
   Version version;
-  Function functions[1];  // as many as struct_size says
+  Function functions[1];  // struct_size determines their number
 };
 inline constexpr size_t kFunctionsOffset = 40;
 static_assert(offsetof(Api, functions) == kFunctionsOffset);
 
-// Every structure of arguments begins with these two.
+// Every structure of arguments starts with these two fields.
 struct Args {
   size_t struct_size;
   Extension* extensions;
@@ -63,7 +63,7 @@ struct ErrorDestroyArgs : Args {
 
 struct ErrorMessageArgs : Args {
   const PluginError* error;
-  const char* message;  // out, not closed by a zero
+  const char* message;  // out, without a terminating zero
   size_t message_size;  // out
 };
 
@@ -73,10 +73,10 @@ struct ErrorGetCodeArgs : Args {
 };
 inline constexpr int32_t kFailedPrecondition = 9;
 
-// Of a client and of a topology, name and version.
+// The name and version of a client or a topology.
 struct PlatformArgs : Args {
   void* object;
-  const char* text;  // out, not closed by a zero, lives as long as the object
+  const char* text;  // out, without a terminating zero; lives as long as the object
   size_t size;       // out
 };
 
@@ -104,11 +104,11 @@ struct CompileArgs : Args {
   void* executable;  // out
 };
 
-// The extension that takes handlers of XLA's FFI. An older one lacks the last field.
+// The extension with which handlers of XLA's FFI are registered. Older versions lack the last field.
 inline constexpr int32_t kFfiExtension = 5;
 
 struct FfiRegisterHandlerArgs {
-  size_t struct_size;  // without the padding behind the last field
+  size_t struct_size;  // without the padding after the last field
   const char* target;
   size_t target_size;
   void* handler;
@@ -130,7 +130,7 @@ static_assert(sizeof(ErrorDestroyArgs) == 24 && sizeof(ErrorMessageArgs) == 40 &
 static_assert(sizeof(PlatformArgs) == 40 && sizeof(ClientCompileArgs) == 56 && sizeof(CompileArgs) == 64);
 static_assert(sizeof(FfiExtension) == 48 && kFfiRegisterHandlerArgsSize == 52);
 
-// nullptr where the structure that the plugin handed out does not reach this far, or has none.
+// nullptr if the plugin's structure does not contain this function.
 inline Function function_of(const Api& api, Slot slot) {
   return api.struct_size >= kFunctionsOffset + (slot + 1) * sizeof(Function) ? api.functions[slot] : nullptr;
 }
@@ -139,7 +139,7 @@ inline std::string text_of(const char* text, size_t size) {
   return text == nullptr ? std::string() : std::string(text, size);
 }
 
-// The error is gone then.
+// Destroys the error.
 inline std::string take_message(const Api& api, PluginError* error) {
   std::string message = "an error without a message";
   if (const Function get_message = function_of(api, kErrorMessage)) {

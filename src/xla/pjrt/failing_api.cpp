@@ -9,7 +9,7 @@ namespace {
 
 std::string message_of_all;  // NOLINT: the functions below are given no state
 
-// There is one error, which nobody owns.
+// There is only one error, which nobody frees.
 PluginError* the_error() { return reinterpret_cast<PluginError*>(&message_of_all); }
 
 PluginError* fail(void*) { return the_error(); }
@@ -33,7 +33,7 @@ PluginError* error_code(void* args) {
 const Api* make_failing_api(std::string message) {
   message_of_all = std::move(message);
   constexpr int kMinorVersion = 90;
-  constexpr size_t kFunctions = 120;  // fewer than a version has that calls one of them to read an error
+  constexpr size_t kFunctions = 120;  // fewer than any version has whose clients call a function to read an error
   struct FailingApi {
     size_t struct_size;
     Extension* extensions;

@@ -6,8 +6,8 @@
 
 namespace flashlift::pjrt {
 
-// A plugin of which every call fails with this message. GetPjrtApi() itself can only return NULL, of which a client
-// cannot tell its user the reason. For one call in a process.
+// A plugin of which every call fails with this message. GetPjrtApi() itself could only return NULL, and clients could
+// not show the reason. May be called once in a process.
 const Api* make_failing_api(std::string message);
 
 }  // namespace flashlift::pjrt

@@ -12,7 +12,7 @@
 #include "support/error.h"
 #include "support/shared_library.h"
 
-// By this a wrapped plugin is seen to be one of ours, whatever its file is called.
+// Marks a library as this wrapper, whatever its file name is.
 extern "C" __attribute__((visibility("default"))) const char flashlift_pjrt_is_a_wrapper = 1;
 
 namespace flashlift::pjrt {
@@ -27,16 +27,15 @@ fs::path find_own_path() {
   return is_known ? fs::absolute(info.dli_fname, error) : fs::path();
 }
 
-// As the client named it: its folder, and what its name says of the platform, are the client's choice. Found when this
-// library is loaded: the name may be relative, and what lies in a folder that the client goes to later is not its
-// choice.
+// The name by which the client loaded this library. The client chose its folder, and the platform that is part of the
+// name. It is resolved at load time, since it may be relative to a folder that the client leaves later.
 const fs::path& own_path() {
   static const fs::path path = find_own_path();
   return path;
 }
 __attribute__((constructor)) void find_on_load() { own_path(); }
 
-// Where the file is that the name above leads to; Flashlift's other libraries lie there.
+// The folder of the file behind that name, which also contains Flashlift's other libraries.
 fs::path own_folder() {
   std::error_code error;
   return fs::canonical(own_path(), error).parent_path();
@@ -55,7 +54,7 @@ Status look_up(void* library, const char* name, Function& function) {
 constexpr const char* kCpuNames[] = {"pjrt_c_api_cpu_plugin.so", "libpjrt_cpu.so", "libpjrt_c_api_cpu_plugin.so"};
 constexpr const char* kCudaNames[] = {"xla_cuda_plugin.so", "pjrt_c_api_cuda_plugin.so", "pjrt_c_api_gpu_plugin.so",
                                       "libpjrt_cuda.so"};
-// Below a folder of Python packages: what PyPI has.
+// Files of PyPI's packages, relative to a folder of Python packages.
 constexpr const char* kCpuPackages[] = {"fastatomstruct_xla_cpu/libpjrt_cpu.so",
                                         "lammps_jax_pjrt_cpu/pjrt_c_api_cpu_plugin.so"};
 constexpr const char* kCudaPackages[] = {"jax_plugins/xla_cuda13/xla_cuda_plugin.so",
@@ -117,7 +116,7 @@ Result<const Api*> load_api(const fs::path& path) {
   if (!fs::is_regular_file(path, error)) {
     return invalid_argument("there is no such file");
   }
-  FLASHLIFT_ASSIGN_OR_RETURN(void* library, load(path));  // never unloaded: it keeps the handlers, and runs threads
+  FLASHLIFT_ASSIGN_OR_RETURN(void* library, load(path));  // never unloaded: it keeps the handlers and runs threads
   if (dlsym(library, "flashlift_pjrt_is_a_wrapper") != nullptr) {
     return invalid_argument("it is this library under another name");
   }

@@ -1,4 +1,4 @@
-// What the plugin loads: the plugin that it wraps, and Flashlift's own libraries, which lie beside it.
+// Loads the wrapped plugin, and Flashlift's own libraries from the folder of this one.
 #pragma once
 
 #include <string>
@@ -15,11 +15,11 @@ struct WrappedPlugin {
   const Api* api = nullptr;  // not NULL
 };
 
-// Finds the plugin to wrap and loads it for good. Errors: none is found; what is found is no PJRT plugin for this
-// machine, or one of ours.
+// Finds the plugin to wrap and loads it permanently. Fails if there is none, if the file is not a PJRT plugin for this
+// machine, or if it is one of Flashlift's own.
 Result<WrappedPlugin> load_wrapped_plugin();
 
-// Registers the custom calls' handlers with a plugin. Errors: libflashlift_xla cannot be loaded, or what it says.
+// Registers the custom calls' handlers with a plugin. Fails if libflashlift_xla cannot be loaded or returns an error.
 Status register_handlers(const Api& api);
 
 // libflashlift_stablehlo, loaded by the first call.

@@ -1,7 +1,7 @@
-// libflashlift_pjrt: a PJRT plugin that is another one in all but this: what it is asked to compile it fuses first.
+// libflashlift_pjrt: a PJRT plugin that wraps another one and fuses modules before that compiles them.
 //
-// GetPjrtApi() hands out a copy of the wrapped plugin's table of functions with five of them replaced. All objects are
-// the wrapped plugin's own, and so is every other function.
+// GetPjrtApi() returns a copy of the wrapped plugin's table of functions with five of them replaced. All other
+// functions and all objects are those of the wrapped plugin.
 #include <chrono>
 #include <cstring>
 #include <mutex>
@@ -21,10 +21,10 @@
 namespace flashlift::pjrt {
 namespace {
 
-// Set once, before anyone has the table of functions.
+// Set once, before any client has the table of functions.
 const Api* wrapped = nullptr;
 
-// Runs what must not keep a program from being compiled.
+// Runs work whose failure must not prevent a program from being compiled.
 template <typename Work>
 void guarded(const Work& work) noexcept {
   try {
@@ -46,7 +46,7 @@ std::string platform_name(Slot slot, const void* object) {
   return text_of(args.text, args.size);
 }
 
-// A program as its client made it, whose structure may have more fields than are known here, with other code.
+// A copy of the client's program with other code. Its structure may have more fields than are known here.
 class ProgramCopy {
  public:
   ProgramCopy(const Program& original, std::string_view code) : bytes_(original.struct_size) {
@@ -69,7 +69,7 @@ bool is_readable(const Args& args) {
          (args.options != nullptr || args.options_size == 0);
 }
 
-// Whatever goes wrong on our side, memory that runs out included, the client's program is compiled, once.
+// If anything fails here, even if memory runs out, the client's own program is compiled, and only once.
 template <typename Args>
 PluginError* compile(Slot slot, Args& args, Slot platform_slot, const void* platform_of) {
   if (!is_readable(args)) {
@@ -87,7 +87,8 @@ PluginError* compile(Slot slot, Args& args, Slot platform_slot, const void* plat
   PluginError* error = nullptr;
   bool is_compiled = false;
   if (ours) {
-    // In place: what stands behind the fields of `args` that are known here travels along, and results come back.
+    // Changes `args` in place, because it may have further fields that are not known here, and because it returns the
+    // results.
     const Program* const theirs = args.program;
     args.program = ours->get();
     bool has_thrown = false;
@@ -126,8 +127,9 @@ PluginError* topology_compile(void* args) {
   return compile(kCompile, *compile_args, kTopologyPlatformName, compile_args->topology);
 }
 
-// A client's cache of executables knows them by the program that it sent and by this version: those made here must not
-// be taken for others, which would run unfused, nor others for these, which run only where the handlers are registered.
+// A client's cache identifies executables by the program that it sent and by this version. The version therefore
+// differs from the wrapped plugin's: executables made here must not be confused with unfused ones, nor be used where
+// the handlers are not registered.
 template <Slot kSlot>
 PluginError* platform_version(void* args) {
   auto* version = static_cast<PlatformArgs*>(args);
@@ -137,7 +139,7 @@ PluginError* platform_version(void* args) {
   }
   guarded([&] {
     static std::mutex mutex;
-    static std::set<std::string> versions;  // they live as long as the process; there are few
+    static std::set<std::string> versions;  // never freed; there are few
     const std::lock_guard lock(mutex);
     const std::string theirs = text_of(version->text, version->size);
     const std::string& text = *versions.insert(fmt::format("{}\nflashlift {}", theirs, flashlift::version())).first;
@@ -147,7 +149,7 @@ PluginError* platform_version(void* args) {
   return nullptr;
 }
 
-// True as long as it lives.
+// Sets a flag during its lifetime.
 class Flag {
  public:
   explicit Flag(bool& flag) : flag_(flag) { flag_ = true; }
@@ -181,7 +183,8 @@ const Api* wrap() {
     log(LogLevel::kError, "pjrt: {} takes no handlers: {}; nothing is fused", plugin->path, registered.error().message);
     return &api;
   }
-  // Its size, and not that of a version known here: a client sees as many functions as the wrapped plugin has.
+  // Copies the table with its own size, which may exceed that of the version known here, so that clients see all
+  // functions of the wrapped plugin.
   auto* copy = static_cast<Api*>(operator new(api.struct_size));
   std::memcpy(copy, &api, api.struct_size);
   const auto replace = [&](Slot slot, Function function) {
@@ -202,7 +205,7 @@ const Api* wrap() {
 }  // namespace
 }  // namespace flashlift::pjrt
 
-// NOLINTNEXTLINE(readability-identifier-naming): what clients ask for
+// NOLINTNEXTLINE(readability-identifier-naming): the name is part of PJRT's interface
 extern "C" __attribute__((visibility("default"))) const flashlift::pjrt::Api* GetPjrtApi() {
   static thread_local bool is_wrapping = false;
   if (is_wrapping) {
@@ -218,7 +221,7 @@ extern "C" __attribute__((visibility("default"))) const flashlift::pjrt::Api* Ge
     return api;
   } catch (const std::exception& error) {
     flashlift::log(flashlift::LogLevel::kError, "pjrt: {}", error.what());
-  } catch (...) {  // of the wrapped plugin
+  } catch (...) {  // the wrapped plugin threw an exception
     flashlift::log_message(flashlift::LogLevel::kError, "pjrt: the plugin to wrap threw an exception");
   }
   return nullptr;

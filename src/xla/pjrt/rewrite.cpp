@@ -17,7 +17,7 @@
 namespace flashlift::pjrt {
 namespace {
 
-// In one line; the report has the reasons of all candidates.
+// The reason in one line; the report has the reasons of all candidates.
 std::string why_none(const std::string& candidates) {
   const nlohmann::json all = nlohmann::json::parse(candidates, nullptr, /*allow_exceptions=*/false);
   if (!all.is_array() || all.empty()) {
@@ -28,15 +28,15 @@ std::string why_none(const std::string& candidates) {
                          : fmt::format("none of {} candidates could be fused; the first: {}", all.size(), reason);
 }
 
-// Status is an error where the program is to go down as it came.
+// An error means that the program is passed on unchanged.
 Status fuse(std::string_view module, int64_t partitions, Rewritten& rewritten) {
   FLASHLIFT_ASSIGN_OR_RETURN(const Fuser* fuser, load_fuser());
   FlashliftFuseOptions options = {};
   options.struct_size = sizeof(options);
   options.as = FLASHLIFT_CUSTOM_CALL;
   options.gradients = 1;
-  // Every plugin reads text, whatever its version of StableHLO is, and whatever version the module came in: older ones
-  // cannot say what a fused call's attributes are.
+  // Text, because plugins of any StableHLO version read it, whatever version the module has. Older versions of bytecode
+  // cannot express the attributes of a fused call.
   options.emit = "text";
   options.partitions = partitions;
   options.skip_unchanged = 1;
@@ -95,7 +95,7 @@ nlohmann::json to_json(const Report& report) {
   return json;
 }
 
-// One write, so that lines of several processes do not mix. It waits for nobody who might read a pipe.
+// A single write, so that lines of several processes are not mixed. Does not wait for the reader of a pipe.
 void append_line(const std::string& path, std::string line) {
   line += '\n';
   const Descriptor file(open(path.c_str(), O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC | O_NOCTTY | O_NONBLOCK, 0666));

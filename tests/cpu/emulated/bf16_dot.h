@@ -1,4 +1,4 @@
-// The bf16 dot product in f32 arithmetic, for processors without it. Like the instruction, it takes and leaves numbers
+// The bf16 dot product in f32 arithmetic, for processors without it. Like the instruction, it reads and writes numbers
 // below 2^-126 as zeros, whatever the thread's own setting is.
 #pragma once
 

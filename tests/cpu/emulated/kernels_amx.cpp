@@ -1,4 +1,4 @@
-// The AMX kernels as they are, over emulated tiles: needs AVX-512.
+// The AMX kernels, unchanged, with emulated tiles. Requires AVX-512.
 #define FLASHLIFT_ISA_NAMESPACE emulated_amx
 #define FLASHLIFT_ISA_VALUE Isa::kAvx512
 #define FLASHLIFT_PAIR_PRODUCT "emulated/product_amx.h"

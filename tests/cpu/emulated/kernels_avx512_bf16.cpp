@@ -1,4 +1,4 @@
-// The bf16 pair kernels as they are, over an emulated dot product: needs AVX-512.
+// The bf16 pair kernels, unchanged, with an emulated dot product. Requires AVX-512.
 #define FLASHLIFT_ISA_NAMESPACE emulated_avx512_bf16
 #define FLASHLIFT_ISA_VALUE Isa::kAvx512
 #define FLASHLIFT_PAIR_PRODUCT "emulated/product_avx512_bf16.h"

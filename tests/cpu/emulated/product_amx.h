@@ -1,5 +1,5 @@
-// Stands for tile/pair_product_amx.h: AMX's tiles as arrays, with full tiles only, as the kernels configure them. A
-// thread that uses them outside of begin() and end() gets NaN.
+// Replaces tile/pair_product_amx.h: emulates AMX's tiles by arrays. Supports only full tiles, which the kernels
+// configure. A thread that uses tiles outside begin() and end() gets NaN.
 #pragma once
 
 #include <cmath>
@@ -27,7 +27,7 @@ void tile_store(int tile, void* to, int64_t stride) {
     std::memcpy(static_cast<char*>(to) + r * stride, tiles.words[tile][r], 64);
   }
 }
-// As Intel's manual defines it: even and odd elements in sums of their own, which are added to the tile at the end.
+// As Intel's manual defines it: even and odd elements have separate sums, which are added to the tile at the end.
 void tile_dot(int sum, int a, int b) {
   const FlushDenormalsOfX86 flush;
   const auto even = [](__m512i pairs) { return _mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16)); };

@@ -1,4 +1,4 @@
-// Stands for tile/pair_product_avx512_bf16.h.
+// Replaces tile/pair_product_avx512_bf16.h.
 #pragma once
 
 #include "emulated/bf16_dot.h"

@@ -1,4 +1,4 @@
-// A program of somebody who fuses modules: text that is not a module is an error, not a crash.
+// A user's program that fuses modules. Text that is not a module gives an error, not a crash.
 #include "flashlift/stablehlo.h"
 
 int main() {

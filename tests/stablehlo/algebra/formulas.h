@@ -1,4 +1,4 @@
-// Formulas of an attention for the tests: what the tensor operations of a module compute for one place of the plane.
+// Formulas of an attention for tests: what a module's tensor operations compute at one place of the plane.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -30,12 +30,12 @@ class Formulas : public testing::Test {
   }
   SymId sum(SymId body) { return over_keys(ReduceKind::kAdd, body); }
   SymId maximum(SymId body) { return over_keys(ReduceKind::kMaximum, body); }
-  // An element for each place of the plane, for each row or for each key.
+  // A tensor with an element for each place of the plane, for each row, or for each key.
   SymId plane(int64_t leaf, Type type = Type::kF32) { return arena_.load(leaf, type, {row_, key_}); }
   SymId of_row(int64_t leaf, Type type = Type::kF32) { return arena_.load(leaf, type, {row_}); }
   SymId of_key(int64_t leaf, Type type = Type::kF32) { return arena_.load(leaf, type, {key_}); }
 
-  // As softmax libraries write it: e^(s - max s) / sum e^(s - max s).
+  // Softmax as libraries write it: e^(s - max s) / sum e^(s - max s).
   SymId softmax_of(SymId score) {
     const SymId e = op(Op::k_exp, {op(Op::k_sub, {score, maximum(score)})});
     return op(Op::k_div, {e, sum(e)});

@@ -41,7 +41,7 @@ TEST_F(GradientOf, AScoreByAnotherFunctionOrTensor) {
   const Proof reads = check_.is_gradient(gradient(op(Op::k_mul, {slope_, plane(3)})), shifted);
   ASSERT_FALSE(reads.ok());
   EXPECT_EQ(reads.error().reason, Reason::kReadsMore);
-  // 1 wherever scores are drawn.
+  // Its value is 1 for all scores that the check draws.
   const SymId far = op(Op::k_sigmoid, {op(Op::k_sub, {arena_.f32(1e9F), score_})});
   const Proof applies = check_.is_gradient(gradient(op(Op::k_mul, {slope_, far})), shifted);
   ASSERT_FALSE(applies.ok());

@@ -1,4 +1,4 @@
-// What rows without keys give, and which finite constants mask.
+// The results of rows without keys, and finite constants that mask.
 #include <cmath>
 
 #include "stablehlo/algebra/formulas.h"
@@ -38,7 +38,7 @@ TEST_F(Masks, RowsWithoutKeys) {
   EXPECT_EQ(other.error().reason, Reason::kRowsWithoutKeys);
 }
 
-// Zero or NaN, as an element of a tensor or the row's position has it.
+// An element of a tensor, or the row's position, decides whether the result is 0 or NaN.
 TEST_F(Masks, RowsWithoutKeysThatDiffer) {
   const SymId probability = softmax_of(masked(causal_, -INFINITY));
   const auto found = match(probability);

@@ -124,7 +124,7 @@ TEST_F(Numeric, ReadsWithin) {
   EXPECT_TRUE(within(op(Op::k_select, {op(Op::k_not, {mask}), arena_.f32(0), square})));
   const SymId maximum = over_keys(ReduceKind::kMaximum, known);
   EXPECT_TRUE(reads_within(arena_, op(Op::k_eq, {known, maximum}), {known, maximum}));
-  // A branch of the known formula's own: |x| at 0, max(x, y) where they are equal.
+  // Branches that the known formula has itself: |x| at 0, max(x, y) where x = y.
   const SymId clipped = op(Op::k_max, {op(Op::k_abs, {score_}), arena_.f32(0.5F)});
   for (const auto& [x, y] : {std::pair(score_, arena_.f32(0)), {op(Op::k_abs, {score_}), arena_.f32(0.5F)}}) {
     const SymId branch = op(Op::k_select, {op(Op::k_lt, {x, y}), square, arena_.f32(0)});
@@ -133,7 +133,7 @@ TEST_F(Numeric, ReadsWithin) {
   }
   EXPECT_FALSE(
       reads_within(arena_, op(Op::k_select, {op(Op::k_lt, {score_, arena_.f32(0.5F)}), square, score_}), {clipped}));
-  // A sum of exponentials is positive, whatever the row.
+  // A sum of exponentials is positive in every row.
   const SymId sum = over_keys(ReduceKind::kAdd, op(Op::k_exp, {score_}));
   EXPECT_TRUE(within(op(Op::k_select, {op(Op::k_lt, {arena_.f32(0), sum}), square, score_})));
   EXPECT_FALSE(within(op(Op::k_select, {op(Op::k_lt, {arena_.f32(1), sum}), square, score_})));
@@ -145,7 +145,7 @@ TEST_F(Numeric, ReadsWithin) {
   EXPECT_FALSE(within(op(Op::k_select, {op(Op::k_lt, {score_, arena_.f32(1e9F)}), square, arena_.f32(0)})));
   EXPECT_FALSE(within(op(Op::k_select, {op(Op::k_lt, {arena_.atom(kKeyAtom), arena_.i32(5)}), square, arena_.f32(0)})));
   EXPECT_FALSE(within(over_keys(ReduceKind::kMinimum, square)));
-  // A step that shows in a few rows or keys only.
+  // A step that only a few rows or keys show.
   for (const Op steps : {Op::k_floor_div, Op::k_div, Op::k_mod, Op::k_shl}) {
     const SymId step = op(steps, {arena_.atom(kRowAtom), arena_.i32(1000)});
     EXPECT_FALSE(within(op(Op::k_add, {square, arena_.convert(step, Type::kF32)}))) << static_cast<int>(steps);

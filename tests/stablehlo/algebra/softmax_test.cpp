@@ -108,7 +108,7 @@ TEST_F(SoftmaxOf, LogSumExp) {
 TEST_F(SoftmaxOf, LogSumExpWithASink) {
   const SymId shift = maximum(score_);
   const SymId e = op(Op::k_exp, {op(Op::k_sub, {score_, shift})});
-  const auto with = [&](SymId logit, int64_t count = 1) {  // a logit behind the scores
+  const auto with = [&](SymId logit, int64_t count = 1) {  // a logit after the scores
     const ReducePiece sink{.body = op(Op::k_exp, {op(Op::k_sub, {logit, shift})}), .size = count, .atom = -1};
     return arena_.reduce(ReduceKind::kAdd, {{.body = e, .size = kKeys, .atom = kKeyAtom}, sink});
   };

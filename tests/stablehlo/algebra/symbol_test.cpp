@@ -14,7 +14,7 @@ TEST_F(Symbol, EqualFormulasAreOne) {
   EXPECT_NE(sum(plane(0)), maximum(plane(0)));
 }
 
-// What reads a formula adds others meanwhile.
+// Code that reads a formula may add others at the same time.
 TEST_F(Symbol, FormulasStayWhereTheyAre) {
   const SymId id = op(Op::k_mul, {score_, plane(0)});
   const Sym* const place = &arena_[id];

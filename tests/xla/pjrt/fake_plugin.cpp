@@ -1,4 +1,4 @@
-// A PJRT plugin that compiles nothing: it writes down what it is given. FAKE_PJRT, a list of words, makes it a bad one.
+// A PJRT plugin that compiles nothing and records its arguments. FAKE_PJRT, a list of words, makes it misbehave.
 #include <dlfcn.h>
 
 #include <array>
@@ -58,7 +58,7 @@ PluginError* platform_version(void* args) {
   return nullptr;
 }
 
-// What came down. The executable is the program itself, a new copy for each, so that a test sees what was compiled.
+// Records what it was given. The executable is a new copy of the program, so that a test sees what was compiled.
 template <typename Args>
 PluginError* compile(void* given) {
   auto* args = static_cast<Args*>(given);
@@ -74,7 +74,7 @@ PluginError* compile(void* given) {
   if (behaves("refuses_all")) {
     return error("the fake refuses all modules");
   }
-  // The field behind those that are known, if the client's structure has it, must come down as it was.
+  // If the client's structure has a field after the known ones, it must arrive unchanged.
   std::string text = args->program->struct_size > sizeof(Program)
                          ? "behind: " + std::to_string(reinterpret_cast<const int64_t*>(args->program + 1)[0]) + "\n"
                          : "";
@@ -108,7 +108,7 @@ XLA_FFI_Api make_ffi_api() {
 }
 XLA_FFI_Api ffi_api = make_ffi_api();
 
-// Asks a handler for its metadata, as XLA does with each one that it is given.
+// Requests a handler's metadata, as XLA does with each registered handler.
 std::string ask(void* handler) {
   struct {
     XLA_FFI_Metadata metadata = {};

@@ -68,12 +68,12 @@ class TopologyCompileArgs(ctypes.Structure):
     _fields_ = CompileArgs._fields_[:-1] + [("on_client", P), ("executable", ctypes.c_char_p)]
 
 
-class TextArgs(ctypes.Structure):  # of a platform's name and version, and of an error's message
+class TextArgs(ctypes.Structure):  # for a platform's name and version, and for an error's message
     _fields_ = [("struct_size", Size), ("extensions", P), ("object", P), ("text", P), ("size", Size)]
 
 
 class Plugin:
-    """What a client does with a plugin; runs in a process of its own."""
+    """Calls a plugin as a client does; runs in a new process."""
 
     def __init__(self, path):
         library = ctypes.CDLL(path, mode=os.RTLD_NOW | os.RTLD_LOCAL)
@@ -108,8 +108,8 @@ class Plugin:
 
 
 def in_a_process(test, plugin, behaviour="", wrapper=None, log="off", asks="", report=None):
-    """Runs the function `test` of this file there, or only asks for the plugin's functions. Returns what it printed,
-    the log, and the reports."""
+    """Runs the function `test` of this file in a new process, or only requests the plugin's functions. Returns the
+    printed text, the log, and the reports."""
     with tempfile.TemporaryDirectory() as folder:
         report = report or Path(folder) / "report.jsonl"
         environment = {**os.environ, "FAKE_PJRT": behaviour, "FLASHLIFT_PJRT_REPORT": str(report), "FLASHLIFT_LOG": log}
@@ -146,7 +146,7 @@ def compile_attention(plugin):
 
 
 def compile_others(plugin):
-    """Each program, and what of it came down."""
+    """Each program, and what the wrapped plugin received for it."""
     cases = {
         "bytecode": (b"ML\xefR\x0dStableHLO_v1.16.1\x00 exponential dot_general", "mlir", ONE_PARTITION),
         "no attention": (ATTENTION.replace("exponential", "sine"), "mlir", ONE_PARTITION),
@@ -245,7 +245,7 @@ class BadPlugins(PluginTest):
         self.assert_says(BUILD / "libflashlift_xla.so", "GetPjrtApi is missing")
 
     def test_cut_off(self):
-        """As a download that broke off: the loader would end the process."""
+        """A file that a broken download left: the loader would end the process."""
         content = Path(FAKE).read_bytes()
         cut = self.folder() / "cut.so"
         for size in (70, 2000, len(content) // 2):
@@ -297,7 +297,7 @@ class BadPlugins(PluginTest):
         self.assertIn("threw an exception", log)
 
     def test_wraps_the_wrapper(self):
-        """Another's wrapper, which leads back here: it gets nothing, and so do we of it."""
+        """Another's wrapper, which leads back to this one: it gets nothing, and we get nothing from it."""
         self.assert_says(FAKE, "returned NULL", asks=WRAPPER)
 
     def test_report_that_cannot_be_written(self):
@@ -315,13 +315,13 @@ class BadPlugins(PluginTest):
         (folder / "pjrt_c_api_cpu_plugin.so").symlink_to(FAKE)
         out, _, _ = in_a_process(compile_attention, None, wrapper=wrapper)
         self.assertIn('"flashlift.attention"', out)
-        # A name that says CUDA finds no plugin for CPUs.
+        # A name that contains CUDA finds no plugin for CPUs.
         cuda = folder / "pjrt_c_api_flashlift-cuda_plugin.so"
         cuda.symlink_to(WRAPPER)
         self.assert_says(None, "no PJRT plugin to wrap", wrapper=cuda)
 
     def test_named_from_its_folder(self):
-        """What lies in a folder that the client goes to afterwards is not loaded."""
+        """Libraries in a folder that the client changes to afterwards are not loaded."""
         folder, elsewhere = self.folder(), self.folder()
         for place in (folder, elsewhere):
             (place / "pjrt_c_api_flashlift-cpu_plugin.so").symlink_to(WRAPPER)
@@ -338,7 +338,7 @@ class BadPlugins(PluginTest):
         self.assertEqual(ran.returncode, 0)
 
     def test_untouched(self):
-        """Plugins that cannot be told what to fuse work as they would by themselves; the log says why."""
+        """Plugins into which Flashlift cannot hook work as without the wrapper; the log gives the reason."""
         for behaviour, why in {
             "old": "version 0.56",
             "major": "version 1.106",
@@ -356,7 +356,7 @@ class BadPlugins(PluginTest):
                 self.assertEqual(reports, [])
 
     def test_short_table(self):
-        """One that ends before the last function that is replaced."""
+        """A table that ends before the last function that is replaced."""
         out, _, _ = in_a_process(compile_attention, FAKE, "short")
         self.assertIn('"flashlift.attention"', out)
 
@@ -400,7 +400,7 @@ class Programs(PluginTest):
         self.assertEqual(reports[0]["fused"], 0)
 
     def test_nothing_compiles(self):
-        """The client is told what is wrong with its own program, and not with ours."""
+        """The client gets the error in its own program, not in ours."""
         out, _, reports = in_a_process(compile_attention, FAKE, "refuses_all")
         self.assertEqual(out, "error: the fake refuses all modules\n")
         self.assertTrue(reports[0]["failed"])
@@ -411,7 +411,7 @@ class Programs(PluginTest):
         self.assertIn("platform 'tpu'", reports[0]["reason"])
 
     def test_without_mlir(self):
-        """A folder that lacks libflashlift_stablehlo, as where MLIR is missing."""
+        """A folder without libflashlift_stablehlo, as if MLIR were missing."""
         folder = self.folder()
         for name in (WRAPPER.name, "libflashlift_xla.so"):
             shutil.copy(BUILD / name, folder / name)

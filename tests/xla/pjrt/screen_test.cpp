@@ -48,9 +48,9 @@ TEST(Screen, CountsPartitions) {
   EXPECT_EQ(partition_count("\x1a\x04\x20\x01\x28\x01"sv), 1);
   EXPECT_EQ(partition_count("\x1a\x04\x20\x01\x28\x08"sv), 8);
   EXPECT_EQ(partition_count("\x1a\x05\x20\x01\x28\x80\x01"sv), 128);
-  // A string, a fixed64 and a fixed32 before it, and a field of a two-byte key behind it.
+  // A string, a fixed64 and a fixed32 come before it, and a field with a two-byte key after it.
   EXPECT_EQ(partition_count("\x0a\x02zz\x1a\x16\x11xxxxxxxx\x1dxxxx\x28\x02\x9a\x01\x03yyy"sv), 2);
-  // Replicas, in field 4, are no partitions; the last value counts.
+  // Field 4 holds replicas, which are not partitions; the last value counts.
   EXPECT_EQ(partition_count("\x1a\x04\x20\x08\x28\x01"sv), 1);
   EXPECT_EQ(partition_count("\x1a\x04\x28\x04\x28\x01"sv), 1);
 }
@@ -63,7 +63,7 @@ TEST(Screen, RefusesWhatAreNoOptions) {
   EXPECT_EQ(partition_count("\x1a\x0b\x28\xff\xff\xff\xff\xff\xff\xff\xff\xff\x7f"sv), INT32_MAX);
 }
 
-// Under AddressSanitizer: copies of exactly their size.
+// Copies of exactly their size, so that AddressSanitizer reports a read past them.
 TEST(Screen, ReadsNothingBeyondItsInput) {
   std::mt19937 random(1);
   const std::string_view seeds[] = {"\x1a\x05\x20\x01\x28\x80\x01\x0a\x02zz"sv,

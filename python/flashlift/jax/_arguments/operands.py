@@ -10,11 +10,11 @@ from jax.typing import DTypeLike
 from flashlift._errors import InvalidArgumentError, UnsupportedError
 from flashlift.jax._arguments.values import FLOATS, described, short
 
-_PLATFORMS = {"cpu": "cpu", "cuda": "gpu"}  # and JAX's names of them
+_PLATFORMS = {"cpu": "cpu", "cuda": "gpu"}  # and the names that JAX uses
 
 
 def check_operands(names: tuple[str, str, str], q: jax.Array, k: jax.Array, v: jax.Array, layout: str) -> None:
-    """Refuses dtypes and sizes of queries, keys and values that do not go together."""
+    """Refuses dtypes and sizes of queries, keys and values that do not match."""
     q_name, k_name, v_name = names
     for name, array in zip(names, (q, k, v), strict=True):
         if array.ndim != 4 or array.dtype.name not in FLOATS:
@@ -54,7 +54,7 @@ def check_operands(names: tuple[str, str, str], q: jax.Array, k: jax.Array, v: j
 
 
 def check_dtype(name: str, dtype: DTypeLike) -> None:
-    """Refuses what JAX would take for another type, as float64 is float32 by default."""
+    """Refuses dtypes that JAX would silently change, such as float64, which is float32 by default."""
     try:
         given = jnp.dtype(dtype).name
     except TypeError:
@@ -86,7 +86,8 @@ def check_platform(platform: str | None) -> None:
 
 
 def check_precision(precision: Any) -> None:
-    """Takes what jax.lax takes. The products are those of Precision.HIGHEST, so only float64 would be more."""
+    """Accepts what jax.lax accepts. The products have Precision.HIGHEST's accuracy, so that only float64 would be
+    higher."""
     for one in precision if isinstance(precision, (tuple, list)) and len(precision) == 2 else (precision,):
         algorithm = _algorithm(one)
         if algorithm is not None and "F64" in algorithm:
@@ -94,7 +95,7 @@ def check_precision(precision: Any) -> None:
 
 
 def _algorithm(precision: Any) -> str | None:
-    """The name of the algorithm that a precision asks for, if it is one."""
+    """The name of the algorithm that a precision requests, if it requests one."""
     if precision is None or isinstance(precision, jax.lax.Precision):
         return None
     if isinstance(precision, jax.lax.DotAlgorithmPreset):

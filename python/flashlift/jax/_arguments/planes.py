@@ -9,7 +9,7 @@ from flashlift.jax._arguments.values import FLOATS, as_array, described, known, 
 
 
 def as_bias(given: ArrayLike) -> jax.Array:
-    """Refuses single numbers: a scale in a bias's place, as a rule."""
+    """Refuses single numbers: usually a scale passed as the bias by mistake."""
     bias = as_array("bias", given)
     if bias.ndim == 0:
         raise InvalidArgumentError(
@@ -20,7 +20,7 @@ def as_bias(given: ArrayLike) -> jax.Array:
 
 
 def bias_plane(bias: jax.Array, query: jax.Array, key: jax.Array) -> tuple[str, jax.Array]:
-    """The bias's dtype in a problem, and the bias in four dimensions."""
+    """The bias's dtype in a problem, and the bias with four dimensions."""
     if bias.dtype.name not in FLOATS:
         advice = (
             "pass a mask as attention_mask="
@@ -32,7 +32,7 @@ def bias_plane(bias: jax.Array, query: jax.Array, key: jax.Array) -> tuple[str, 
 
 
 def mask_plane(name: str, mask: jax.Array, query: jax.Array, key: jax.Array) -> jax.Array:
-    """The mask as booleans in four dimensions."""
+    """The mask as booleans, with four dimensions."""
     if mask.dtype != jnp.bool_ and not jnp.issubdtype(mask.dtype, jnp.integer):
         raise InvalidArgumentError(
             f"{name} is {mask.dtype}; expected booleans or integers, not 0 where a key is kept: pass a mask that is "
@@ -55,7 +55,7 @@ def mask_plane(name: str, mask: jax.Array, query: jax.Array, key: jax.Array) -> 
 
 
 def as_flax_mask(given: ArrayLike) -> jax.Array:
-    """Flax's masks are floats by default, 1.0 where a key is kept. Other values, where they are known, are a misuse."""
+    """Flax's masks are floats by default, 1.0 where a key is kept. Other values are refused if they are known."""
     mask = as_array("mask", given)
     if not jnp.issubdtype(mask.dtype, jnp.floating):
         return mask

@@ -14,21 +14,22 @@ from flashlift.jax._arguments.values import as_array, described
 
 @dataclasses.dataclass(frozen=True)
 class SeedOfPart:
-    """The seed of a call that is a part of a larger one: uint32 [4], which end in its first batch and head there."""
+    """The seed of a call that computes a part of a larger one: uint32 [4]. The last two words are the part's first
+    batch and first head in the larger call."""
 
     words: jax.Array
 
 
 def seed_of_part(words: jax.Array, axes: Mapping[str, Any], sizes: Mapping[str, int]) -> SeedOfPart:
-    """Within a mesh: the seed of this device's part. By "b" and "h": the mesh's axes that split them, and the part's
-    sizes. words: those of the whole, which may be a part itself."""
+    """Within a mesh: the seed of this device's part. axes, sizes: for "b" and "h", the mesh's axes that split them, and
+    the part's sizes. words: the seed words of the whole, which may be a part itself."""
     origin = jnp.zeros(2, jnp.uint32) if words.shape == (2,) else words[2:]
     offsets = [jax.lax.axis_index(axes[one]) * sizes[one] if axes[one] else jnp.int32(0) for one in "bh"]
     return SeedOfPart(jnp.concatenate([words[:2], origin + jnp.stack(offsets).astype(jnp.uint32)]))
 
 
 def seed_words(seed: jax.Array | int | SeedOfPart) -> jax.Array:
-    """The 64 bits of a seed, low half first. An integer is the same seed in Python, numpy and JAX, traced or not."""
+    """The 64 bits of a seed, low half first. An integer gives the same seed in Python, numpy and JAX, traced or not."""
     if isinstance(seed, SeedOfPart):
         return seed.words
     if isinstance(seed, (bool, np.bool_)):

@@ -30,14 +30,14 @@ def _ids(name: str, given: ArrayLike, of: jax.Array) -> jax.Array:
 
 
 def keep_padding_apart(q_ids: jax.Array, kv_ids: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The ids with those that are negative made different on both sides, so that padding meets nothing."""
+    """Replaces negative ids by values that differ between queries and keys, so that no query sees padding."""
     return jnp.where(q_ids < 0, -1, q_ids), jnp.where(kv_ids < 0, -2, kv_ids)
 
 
 def sequence_ends(
     cum_q: ArrayLike | None, cum_k: ArrayLike | None, query: jax.Array, key: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """Both cumulative lengths as int32 [sequences + 1], their values checked where they are known."""
+    """Both cumulative lengths as int32 [sequences + 1]. Checks their values if they are known."""
     names = ("cum_seqlens_q", "cum_seqlens_k")
     of_q, of_k = _both(names, cum_q, cum_k, query, key)
     ends = _ends(names[0], of_q, query), _ends(names[1], of_k, key)
@@ -55,7 +55,7 @@ def _ends(name: str, given: ArrayLike, of: jax.Array) -> jax.Array:
     is_short = ends.ndim == 1 and isinstance(ends.shape[0], int) and ends.shape[0] < 2
     if ends.ndim != 1 or is_short:
         raise InvalidArgumentError(f"{name} is {described(ends)}; expected int32 [sequences + 1]")
-    if batch != 1 and ends.shape[0] != batch + 1:  # also where jax.export does not know the batch yet
+    if batch != 1 and ends.shape[0] != batch + 1:  # also if the batch is still unknown to jax.export
         raise InvalidArgumentError(
             f"{name} is {list(ends.shape)} for a batch of {batch}; expected [{batch + 1}], one sequence for each "
             "batch, each padded to the length of the array; or a batch of 1 in which all sequences follow one another"
@@ -90,14 +90,14 @@ def sequence_lengths(name: str, given: ArrayLike, batch: int) -> jax.Array:
 
 
 def padded_ids(ends: jax.Array, length: int) -> jax.Array:
-    """Segment ids [batch, length] of sequences that each begin a batch: 0 up to its end, then -1."""
+    """Segment ids [batch, length] for one sequence at the start of each batch: 0 up to its end, then -1."""
     return jnp.where(jnp.arange(length)[None] < jnp.diff(ends)[:, None], 0, -1).astype(jnp.int32)
 
 
 def _both(
     names: tuple[str, str], of_q: ArrayLike | None, of_k: ArrayLike | None, query: jax.Array, key: jax.Array
 ) -> tuple[ArrayLike, ArrayLike]:
-    """Both of a pair; the keys' are the queries' if these have the same length."""
+    """Completes a pair: the keys' value is the queries' if both have the same length."""
     if of_q is None or (of_k is None and query.shape[1] != key.shape[1]):
         raise InvalidArgumentError(
             f"{names[0]} and {names[1]} go together; only {names[0]} may stand alone, and only for as many keys as "

@@ -40,7 +40,7 @@ def scale_word(scale: float, name: str = "softmax_scale") -> str:
 
 
 def cap_program(cap: float) -> str:
-    """The cap as a program: the problem's own word stands for a cap before the bias."""
+    """The cap as a program: the problem's own word `softcap` caps before the bias is added."""
     number = _number("logits_soft_cap", cap, "each cap is a kernel of its own")
     if not _SMALLEST <= number <= _LARGEST:
         raise InvalidArgumentError(f"logits_soft_cap is {number}; expected a positive number, or None for no cap")
@@ -71,7 +71,7 @@ def _number(name: str, value: Any, advice: str) -> float:
 def band_words(
     causal: bool | str, window: int | tuple[int, int] | None, window_name: str = "sliding_window"
 ) -> list[str]:
-    """The words of a causal and of a sliding window's mask."""
+    """The words for a causal mask and for a sliding window."""
     words = []
     if isinstance(causal, str):
         if causal != "bottom_right":
@@ -88,7 +88,7 @@ def band_words(
 def _window(window: Any, name: str) -> tuple[int, int]:
     is_pair = isinstance(window, (tuple, list)) or getattr(window, "ndim", 0) == 1
     is_known = is_pair and isinstance(window, jax.Array) and not isinstance(window, jax.core.Tracer)
-    # Items of a jax.Array are traced in a jitted function, whatever is known of them.
+    # In a jitted function, the items of a jax.Array are traced, even if their values are known.
     sides = tuple(np.asarray(window) if is_known else window) if is_pair else (window, window)
     expected = (
         "expected how many positions to the left and to the right are kept: one integer or two, not negative, "

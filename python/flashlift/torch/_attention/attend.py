@@ -44,8 +44,8 @@ def attend(
     out, lse, maximum = call_kernel(call)
     if not want_max or in_one_pass:
         return out, lse, maximum if want_max else None
-    # The sum of exponentials relative to the row's maximum is an attention over ones that is not normalised; what lse
-    # is above its logarithm is the maximum. In float32, since probabilities are rounded to the type of the values.
+    # The row maximum is lse minus the logarithm of the sum of exponentials relative to it. That sum is the result of
+    # unnormalised attention over values of 1, in float32, because probabilities are rounded to the type of the values.
     query, key = query.detach().float(), key.detach().float()
     ones = key.new_ones((1, 1, 1, 1)).expand(*key.shape[:3], 1)
     scores_only = " ".join(one for one in features if not one.startswith("sinks="))

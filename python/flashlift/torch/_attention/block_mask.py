@@ -28,18 +28,18 @@ from flashlift.torch._trace import Trace
 
 _NO_BLOCKS = 1 << 30  # PyTorch's block size for "no mask at all"
 _PARTIAL, _FULL = 1, 2
-_MAX_PROVED = 1 << 24  # elements of captured tensors: intervals know nothing of larger ones, as a rule
-_VERDICTS = 4  # of one BlockMask: batches, heads and captured tensors may differ from call to call
+_MAX_PROVED = 1 << 24  # elements of captured tensors: intervals usually have no useful bounds of larger ones
+_VERDICTS = 4  # of one BlockMask: batches, heads and captured tensors may differ between calls
 
 Mod = Callable[..., torch.Tensor]
 Traced = tuple[Trace, Leaves]
 
 
 def mask_mod_of(block_mask: BlockMask, query: torch.Tensor, key: torch.Tensor) -> tuple[Mod | None, Traced | None]:
-    """The mask_mod that says what a BlockMask says, None if it keeps everything; and its trace, if that is known.
+    """The mask_mod that is equal to a BlockMask, None if it keeps everything; and the trace, if it is known.
 
     Raises RuntimeError, as PyTorch does, for a sliced mask with partial blocks, whose content is lost; and ValueError
-    for one of other lengths than the query and the key.
+    for a mask of other lengths than the query and the key.
     """
     if not isinstance(block_mask, BlockMask):
         raise AttributeError(
@@ -52,7 +52,7 @@ def mask_mod_of(block_mask: BlockMask, query: torch.Tensor, key: torch.Tensor) -
         checks.check_block_mask(query, key, block_mask)
         return own, None
     lists = _lists_of(block_mask)
-    # While a graph is made, no content of a tensor decides what it does.
+    # While a graph is traced, decisions must not depend on the contents of tensors.
     known = None if torch.compiler.is_dynamo_compiling() or makes_graph() else _known(block_mask, lists)
     if sliced and (known is None or known.has_partial):
         raise RuntimeError(
@@ -68,14 +68,14 @@ def mask_mod_of(block_mask: BlockMask, query: torch.Tensor, key: torch.Tensor) -
         return None, None
     if own is not None and query.dtype != torch.float64:
         found = traced(own, "mask_mod")
-        if known.says_no_more_than(found, query, block_mask):
+        if known.adds_nothing_to(found, query, block_mask):
             return own, found
     return _restricted(own, known.kinds, known.has_full, *block_mask.BLOCK_SIZE), None
 
 
 def _restricted(own: Mod | None, kinds: torch.Tensor, has_full: bool, q_block: int, kv_block: int) -> Mod:
-    """What a table of the blocks' kinds keeps, and `own` of partial blocks. The table is indexed once, and captured as
-    it is: one of another size is then no other program."""
+    """Keeps what a table of the blocks' kinds keeps, and in partial blocks what `own` keeps. The table is indexed once,
+    and captured as it is, so that a table of another size does not need another program."""
     by_batch, by_head = kinds.shape[0] > 1, kinds.shape[1] > 1
     kinds = kinds if by_head else kinds[:, 0]
     kinds = kinds if by_batch else kinds[0]
@@ -103,8 +103,8 @@ def _restricted(own: Mod | None, kinds: torch.Tensor, has_full: bool, q_block: i
 
 
 class _Snapshot:
-    """Tensors as they were, to tell whether they still are. Of those made in inference mode, which count no changes,
-    the content is kept."""
+    """A record of tensors, to check later whether they have changed. For tensors made in inference mode, which count no
+    changes, it keeps the content."""
 
     def __init__(self, tensors: Sequence[torch.Tensor | None]) -> None:
         self._tensors = [one for one in tensors if one is not None]
@@ -121,13 +121,13 @@ class _Snapshot:
 
 
 class _Verdict(NamedTuple):
-    """Whether the lists say no more than a mask_mod, for what that captured, and for the batch and heads of a call."""
+    """Whether the lists add nothing to a mask_mod, given its captured values and the batch and heads of a call."""
 
     trace: Trace
     numbers: list[int | float]
     tensors: _Snapshot
     sizes: tuple[int, int]
-    says_no_more: bool
+    adds_nothing: bool
 
 
 class _Known:
@@ -144,8 +144,9 @@ class _Known:
             self.skips, self.has_partial, self.has_full = present.tolist()
         self._verdicts: list[_Verdict] = []
 
-    def says_no_more_than(self, found: Traced, query: torch.Tensor, block_mask: BlockMask) -> bool:
-        """Whether nothing is lost without the lists. Tensors that nothing leads to could change unseen."""
+    def adds_nothing_to(self, found: Traced, query: torch.Tensor, block_mask: BlockMask) -> bool:
+        """Whether the mask stays the same without the lists. False if the mask_mod may read tensors that cannot be
+        checked for changes."""
         if not self.skips and not self.has_full:
             return True
         trace, leaves = found
@@ -153,20 +154,20 @@ class _Known:
         for one in self._verdicts:
             is_of_call = one.trace is trace and one.sizes == sizes and one.numbers == leaves.numbers
             if is_of_call and one.tensors.holds(leaves.tensors):
-                return one.says_no_more
+                return one.adds_nothing
         if trace.reads_unknown or not are_readable(leaves.tensors):
             return False
-        says_no_more = _is_proved(self.kinds, found, sizes, block_mask)
-        verdict = _Verdict(trace, leaves.numbers, _Snapshot(leaves.tensors), sizes, says_no_more)
+        adds_nothing = _is_proved(self.kinds, found, sizes, block_mask)
+        verdict = _Verdict(trace, leaves.numbers, _Snapshot(leaves.tensors), sizes, adds_nothing)
         self._verdicts = [verdict, *self._verdicts[: _VERDICTS - 1]]
-        return says_no_more
+        return adds_nothing
 
 
 _all_known: "weakref.WeakKeyDictionary[BlockMask, _Known]" = weakref.WeakKeyDictionary()
 
 
 def _known(block_mask: BlockMask, lists: Sequence[torch.Tensor | None]) -> _Known | None:
-    """Kept with the mask. None where the lists cannot be read now."""
+    """The content of the mask's lists, stored with the mask. None if the lists cannot be read now."""
     found = _all_known.get(block_mask)
     if found is not None and found.lists.holds(lists) and found.layout == _layout(block_mask):
         return found
@@ -181,7 +182,8 @@ def _layout(block_mask: BlockMask) -> tuple:
 
 
 def _is_proved(kinds: torch.Tensor, found: Traced, sizes: tuple[int, int], block_mask: BlockMask) -> bool:
-    """Whether a mask_mod surely keeps nothing of the blocks that are not listed, and all of the full ones."""
+    """Whether it is proved that a mask_mod keeps nothing of the blocks that are not listed, and all of the full
+    ones."""
     trace, leaves = found
     lengths = block_mask.seq_lengths
     text, sources = trace.program(Bounds(*sizes, *lengths))
@@ -205,7 +207,7 @@ def _lists_of(block_mask: BlockMask) -> list[torch.Tensor | None]:
 
 
 def _check_lists(block_mask: BlockMask) -> None:
-    """PyTorch's kernels would read what is not there."""
+    """Refuses lists with which PyTorch's kernels would read memory out of bounds."""
     for name, counts, indices in (
         ("kv", block_mask.kv_num_blocks, block_mask.kv_indices),
         ("full_kv", block_mask.full_kv_num_blocks, block_mask.full_kv_indices),
@@ -227,9 +229,8 @@ def _check_lists(block_mask: BlockMask) -> None:
 
 
 def _kinds(block_mask: BlockMask) -> torch.Tensor:
-    """Of which kind each block is: uint8 [batch, heads, q blocks, kv blocks], 0 where it is not listed.
-    BlockMask.to_dense takes the width of the lists for the number of blocks, but lists may be narrower, or wider after
-    a cut."""
+    """The kind of each block: uint8 [batch, heads, q blocks, kv blocks], 0 if it is not listed. BlockMask.to_dense
+    takes the width of the lists as the number of blocks, but lists may be narrower, or wider after a cut."""
     columns = -(-block_mask.seq_lengths[1] // block_mask.BLOCK_SIZE[1])
     kinds = _marked(block_mask.kv_num_blocks, block_mask.kv_indices, columns).to(torch.uint8)
     if block_mask.full_kv_num_blocks is not None and block_mask.full_kv_indices is not None:
@@ -241,6 +242,6 @@ def _kinds(block_mask: BlockMask) -> torch.Tensor:
 def _marked(counts: torch.Tensor, indices: torch.Tensor, columns: int) -> torch.Tensor:
     counts_here = torch.arange(indices.size(-1), device=indices.device) < counts.unsqueeze(-1)
     is_block = counts_here & (indices >= 0) & (indices < columns)
-    places = torch.where(is_block, indices, columns).long()  # the rest goes into a column that is cut off
+    places = torch.where(is_block, indices, columns).long()  # others get a column that is cut off
     table = places.new_zeros((*indices.shape[:-1], columns + 1), dtype=torch.bool)
     return table.scatter(-1, places, True)[..., :columns]

@@ -17,7 +17,7 @@ from flashlift.torch._run.kernels import DEVICES, DTYPES
 _BACKENDS = ("AUTO", "TRITON", "FLASH", "TRITON_DECODE")
 _INTERNAL = ("OUTPUT_LOGSUMEXP", "OUTPUT_MAX")
 _NO_BLOCKS = 1 << 30
-# FlexKernelOptions' (which has no BACKEND in torch 2.9), and those that PyTorch's kernels take beside them.
+# The options of FlexKernelOptions (which lacks BACKEND in torch 2.9), and further ones of PyTorch's kernels.
 _KNOWN_OPTIONS = frozenset(typing.get_type_hints(FlexKernelOptions)).union(
     "SPARSE_Q_BLOCK_SIZE SPARSE_KV_BLOCK_SIZE IS_DIVISIBLE SM_SCALE GQA_SHARED_HEADS HAS_FULL_BLOCKS QK_HEAD_DIM "
     "V_HEAD_DIM FLOAT32_PRECISION SPLIT_KV PARTITION_SIZE SAFE_N_BOUNDARY SKIP_MASK_SCORE num_consumer_groups "
@@ -27,7 +27,7 @@ _KNOWN_OPTIONS = frozenset(typing.get_type_hints(FlexKernelOptions)).union(
 
 def check_dense(**tensors: torch.Tensor) -> None:
     for name, one in tensors.items():
-        if not isinstance(one, torch.Tensor):  # of the type that PyTorch's own attempt to read it raises
+        if not isinstance(one, torch.Tensor):  # the type of error that PyTorch raises
             raise AttributeError(f"{name} is {type(one).__name__}; expected a torch.Tensor")
     if any(one.is_nested for one in tensors.values()):
         raise NotImplementedError(
@@ -96,7 +96,7 @@ def check_mods(score_mod: Any, mask_mod: Any) -> None:
 
 
 def check_batch(query: torch.Tensor, key: torch.Tensor, block_mask: BlockMask | None, has_mask_mod: bool) -> None:
-    """Keys and values of a batch of 1 serve every query, where there is a mask, as in PyTorch's."""
+    """As in PyTorch's, keys and values with a batch of 1 serve every query if there is a mask."""
     if query.size(0) == key.size(0):
         return
     if block_mask is None and not has_mask_mod:
@@ -124,13 +124,13 @@ def check_flags(**flags: bool | None) -> None:
 
 
 def is_number(value: Any) -> bool:
-    """Whether a float can hold it."""
+    """Whether a float can hold the value."""
     if isinstance(value, torch.Tensor):
         return not (value.dtype.is_complex or value.dtype == torch.bool)
     if isinstance(value, (bool, np.bool_, complex, str, bytes, bytearray)):
         return False
     if torch.compiler.is_dynamo_compiling() or isinstance(value, (torch.SymInt, torch.SymFloat)):
-        return True  # a symbol, whose float would be a guard
+        return True  # a symbol: converting it to float would add a guard
     try:
         float(value)
     except (TypeError, ValueError, OverflowError):
@@ -162,7 +162,7 @@ def check_sinks(sinks: torch.Tensor, query: torch.Tensor) -> None:
 
 
 def _surely(condition: bool | torch.SymBool) -> bool:
-    # Dynamo calls its own booleans of unknown sizes bool, too.
+    # Under Dynamo, booleans of unknown sizes have the type bool, too.
     plain = type(condition) is bool and not torch.compiler.is_dynamo_compiling()
     return bool(condition) if plain else guard_or_false(condition)
 
@@ -184,7 +184,7 @@ def check_block_mask(query: torch.Tensor, key: torch.Tensor, block_mask: BlockMa
     if block_mask.BLOCK_SIZE[0] >= _NO_BLOCKS and block_mask.BLOCK_SIZE[1] >= _NO_BLOCKS:
         return
     q_len, kv_len = block_mask.seq_lengths
-    # Of lengths that a compiled graph learns only when it runs nothing is known, and the mask is taken to fit.
+    # Lengths of a compiled graph may be unknown until it runs; then the mask is assumed to fit.
     if _surely(query.size(2) != q_len) or _surely(key.size(2) != kv_len):
         smaller = query.size(2) > q_len or key.size(2) > kv_len
         raise ValueError(
@@ -201,7 +201,7 @@ def check_block_mask(query: torch.Tensor, key: torch.Tensor, block_mask: BlockMa
         )
     for i, name in ((0, "batch"), (1, "heads")):
         size = block_mask.kv_num_blocks.size(i) if block_mask.kv_num_blocks.dim() == 3 else 1
-        # A mask of more sequences or heads says more than is asked, as where one of a batch is decoded alone.
+        # A mask may be for more sequences or heads, for example if one sequence of a batch is decoded alone.
         if _surely(size != 1) and _surely(size < query.size(i)):
             raise ValueError(
                 f"block_mask has {name}={size}, the query {query.size(i)}; expected at least as many, or 1 for all"
@@ -209,7 +209,7 @@ def check_block_mask(query: torch.Tensor, key: torch.Tensor, block_mask: BlockMa
 
 
 def check_options(kernel_options: Mapping[str, Any] | None) -> None:
-    """Options tune kernels that are not ours: they are read, and change nothing but what would be refused."""
+    """Options tune PyTorch's kernels: they are read, and have no effect except that unsupported ones are refused."""
     if not isinstance(kernel_options, (Mapping, types.NoneType)):
         raise TypeError(f"kernel_options is {kernel_options!r}; expected a dictionary of options by their names")
     options = dict(kernel_options or {})

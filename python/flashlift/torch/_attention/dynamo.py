@@ -50,7 +50,7 @@ class _FlexAttention(HigherOrderOperator):
                 refuse_dropout(query, value)
             mods = _with(score_mod, score_captures), _with(block_mask[-1], mask_captures)
             return attend_unfused(query, key, value, *mods, given_scale, sinks)
-        # A scale that may change is an argument of the program, where a captured number is.
+        # A scale that may change is an argument of the program, in place of a captured number.
         is_constant = given_scale is None or isinstance(given_scale, (int, float))
         factor, constant = (None, given_scale) if is_constant else (given_scale, 1.0)
         programs = [
@@ -76,8 +76,8 @@ def _with(graph: Any, captures: tuple) -> Any:
 
 
 def _trace_graph(graph: Any, kind: str, captured: list, factor: Any = None) -> tuple[Trace, Leaves]:
-    """The trace of a mod that Dynamo made a graph of, given the score times `factor`. Numbers that it captures are
-    symbols of Dynamo's, and arguments of the program where that is possible."""
+    """The trace of a mod that Dynamo turned into a graph, called with the score times `factor`. Numbers that the mod
+    captures are symbols of Dynamo's; where possible they become arguments of the program."""
     floats = _read_floats(graph, len(captured))
     captured = [one.item() if i in floats else one for i, one in enumerate(captured)]
     mod = graph
@@ -90,7 +90,7 @@ def _trace_graph(graph: Any, kind: str, captured: list, factor: Any = None) -> t
         leaves, symbols = _divided(stand_ins, is_tensor)
         try:
             found = trace(lambda *scalars: mod(*scalars, *stand_ins), kind, leaves, (), symbols)
-        except Exception:  # with the numbers in the program, whatever is wrong is raised again
+        except Exception:  # any error is raised again when the numbers are constants of the program
             values: list[Any] = [None if whole else _fixed(one) for one, whole in zip(captured, is_tensor, strict=True)]
             with disable_modes():
                 values = [as_tensor(one) if i in floats else one for i, one in enumerate(values)]
@@ -103,12 +103,12 @@ def _trace_graph(graph: Any, kind: str, captured: list, factor: Any = None) -> t
         found.autograd_function = "of a graph"
     if found.depends_on_sizes:
         for one in tensors:
-            _ = [int(size) for size in one.shape]  # Dynamo compiles again for others
+            _ = [int(size) for size in one.shape]  # Dynamo compiles again for other sizes
     return found, Leaves(tensors, numbers)
 
 
 def _of_product(graph: Any) -> Callable[..., torch.Tensor]:
-    """The mod, given the score times the last argument."""
+    """The mod, applied to the score times the last argument."""
     return lambda score, *rest: graph(score * rest[-1], *rest[:-1])
 
 
@@ -118,8 +118,8 @@ def _divided(values: list, is_tensor: list[bool]) -> tuple[list, list]:
 
 
 def _read_floats(graph: Any, count: int) -> frozenset[int]:
-    """Which of a graph's last `count` arguments it reads as numbers: Dynamo makes tensors of the floats that a mod
-    captures if they may change."""
+    """Which of a graph's last `count` arguments the graph reads as numbers: if the floats that a mod captures may
+    change, Dynamo makes tensors of them."""
     nodes = graph.graph.nodes if isinstance(graph, torch.fx.GraphModule) else ()
     arguments = [node for node in nodes if node.op == "placeholder"]
     captured = arguments[len(arguments) - count :]
@@ -138,28 +138,28 @@ def _hint(size: Any) -> Any:
 
 
 def _fixed(symbol: Any) -> int | float:
-    """The number that a symbol stands for. Dynamo compiles again for another."""
+    """The number that a symbol stands for. Dynamo compiles again if the number changes."""
     return float(symbol) if isinstance(symbol, (float, torch.SymFloat)) else int(symbol)
 
 
 def _number(symbol: Any) -> torch.Tensor:
-    """In a number's place. Of one that a graph computes nothing is known, and no program depends on which it is, but
-    for whether it is large."""
+    """A replacement for a number. The value of a number that a graph computes is unknown; programs depend only on
+    whether it is large."""
     is_symbol = isinstance(symbol, (torch.SymInt, torch.SymFloat))
     number = symbol.node.hint if is_symbol else symbol
     if number is None:
         number = 1.0 if isinstance(symbol, torch.SymFloat) else LARGEST_ARGUMENT + 1
     elif isinstance(symbol, torch.SymInt):
-        _ = bool(abs(cast(int, symbol)) <= LARGEST_ARGUMENT)  # Dynamo compiles again where this changes
+        _ = bool(abs(cast(int, symbol)) <= LARGEST_ARGUMENT)  # Dynamo compiles again if this changes
     with disable_modes():
         return as_tensor(number)
 
 
 def _stand_in(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor of this shape without content: what a mod captures is not known while a graph is compiled. Of sizes that
-    may change, those of the first call."""
+    """A tensor of this shape without content: the content of captured tensors is unknown while a graph is compiled.
+    Sizes that may change are those of the first call."""
     sizes = [_hint(size) for size in tensor.shape]
-    with disable_modes():  # an ordinary tensor, not a fake one
+    with disable_modes():  # a plain tensor, not a fake one
         return torch.zeros((), dtype=tensor.dtype, device="cpu").expand(sizes)
 
 
@@ -186,7 +186,7 @@ def flex_attention_in_graph(
     }
     tensors = query if sinks is None else sinks, query if seed is None else seed
     block_mask = (*tensors, _keep_all if mask_mod is None else mask_mod)
-    score_mod = _same_score if score_mod is None else score_mod  # not `or`: torch 2.9 takes no method for a boolean
+    score_mod = _same_score if score_mod is None else score_mod  # not `or`: torch 2.9 cannot convert a method to bool
     return flex_attention_hop(query, key, value, score_mod, block_mask, 0.0 if scale is None else scale, options)
 
 

@@ -35,7 +35,7 @@ def flex_attention(
     mask_mod: Mod | None = None,
     sinks: torch.Tensor | None = None,
     cu_seqlens: torch.Tensor | tuple[torch.Tensor, torch.Tensor] | None = None,
-    dropout_p: float = 0,  # not 0.0, which Dynamo makes an input of under dynamic=True
+    dropout_p: float = 0,  # not 0.0, which Dynamo makes an input under dynamic=True
     dropout_seed: int | torch.Tensor | None = None,
     deterministic: bool | None = None,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor] | tuple[torch.Tensor, AuxOutput]:
@@ -117,20 +117,20 @@ def flex_attention(
     return (out, lse) if return_lse else out
 
 
-_MAX_SCALES = 8  # that are constants of kernels for the same heads
+_MAX_SCALES = 8  # as constants of kernels for the same heads
 
 
 @functools.lru_cache(maxsize=1024)
 def _constant_scales(q_heads: int, depth: int, value_depth: int, dtype: torch.dtype) -> dict[float, None]:
-    """Those that were met first, to be added to."""
+    """The set of scales that were seen first. Callers add to it."""
     return {}
 
 
 def _with_scale(
     query: torch.Tensor, value: torch.Tensor, score_mod: Mod | None, scale: float | None
 ) -> tuple[Mod | None, float | None]:
-    """A score_mod and a scale that mean the same. A kernel makes most of a scale that is a constant, but where many are
-    met, as of a temperature that falls with each step, they are numbers that a score_mod captures."""
+    """A score_mod and a scale with the same meaning. Kernels are fastest if the scale is a constant. But if many scales
+    occur, such as a temperature that falls with each step, further ones become numbers that a score_mod captures."""
     if scale is None or not math.isfinite(scale):
         return score_mod, scale
     scale = float(scale)
@@ -148,13 +148,14 @@ def _with_scale(
 
 
 def _autocast(*tensors: torch.Tensor) -> list[torch.Tensor]:
-    """As PyTorch's: everything but float64 in the type that autocast asks for."""
+    """As PyTorch does: converts everything but float64 to autocast's type."""
     dtype = torch.get_autocast_dtype(tensors[0].device.type)
     return [one.to(dtype) if one.is_floating_point() and one.dtype != torch.float64 else one for one in tensors]
 
 
 def _in_widest_type(*tensors: torch.Tensor) -> list[torch.Tensor]:
-    """Keys and values of another type than the query, such as a cache of 8 bits, in the type that holds all of them."""
+    """If keys and values have another type than the query, such as a cache of 8 bits, converts all to the type that
+    holds all of them."""
     widest = functools.reduce(torch.promote_types, (one.dtype for one in tensors if one.dtype.itemsize > 1))
     return [one.to(widest) for one in tensors]
 
@@ -166,7 +167,7 @@ def _seed(dropout_p: float, seed: int | torch.Tensor | None) -> torch.Tensor | N
         raise ValueError(f"dropout probability has to be at least 0 and less than 1, but got {dropout_p}")
     if dropout_p == 0.0:
         return None
-    if seed is None:  # on the CPU on any device: the host hands it to the kernel
+    if seed is None:  # on the CPU for any device, since the host passes it to the kernel
         return torch.randint(2**63 - 1, (), dtype=torch.int64)
     if isinstance(seed, torch.Tensor):
         if seed.numel() != 1 or seed.dtype.is_floating_point or seed.dtype.is_complex or seed.dtype == torch.bool:

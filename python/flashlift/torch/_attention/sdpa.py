@@ -57,7 +57,7 @@ def scaled_dot_product_attention(
 
 
 def _mods_of(attn_mask: torch.Tensor, full: tuple[int, ...], is_causal: bool) -> tuple:
-    """attn_mask, which broadcasts to `full`, as a score_mod or a mask_mod."""
+    """attn_mask, broadcast to `full`, as a score_mod or a mask_mod."""
     try:
         mask = attn_mask.expand(full)
     except RuntimeError as error:
@@ -80,7 +80,7 @@ def _mods_of(attn_mask: torch.Tensor, full: tuple[int, ...], is_causal: bool) ->
 
 
 def _check(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attn_mask: torch.Tensor | None) -> None:
-    """What PyTorch checks before it chooses a kernel. Under autocast, types become one."""
+    """The checks that PyTorch makes before it chooses a kernel. Under autocast, all types become one."""
     checks.check_dense(query=query, key=key, value=value)
     checks.check_device(query)
     if attn_mask is not None and not isinstance(attn_mask, torch.Tensor):
@@ -106,7 +106,8 @@ def _check(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attn_mas
 def _broadcast(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, enable_gqa: bool
 ) -> tuple[tuple[int, ...], int]:
-    """The dimensions before the last two, broadcast, and how many heads the kernel gets keys and values of."""
+    """Broadcasts the dimensions before the last two. Also returns the number of heads of the keys and values that the
+    kernel gets."""
     of_query, of_key, of_value = (tuple(one.shape[:-2]) for one in (query, key, value))
     kv_heads = 1
     if enable_gqa:

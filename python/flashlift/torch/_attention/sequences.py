@@ -10,7 +10,7 @@ from flashlift.torch._run.modes import are_readable, makes_graph
 def mask_mod_of_sequences(
     query: torch.Tensor, key: torch.Tensor, cu_seqlens: torch.Tensor | tuple[torch.Tensor, torch.Tensor]
 ) -> Callable:
-    """Each query sees the keys of its own sequence. What lies behind the last one sees nothing and is not seen."""
+    """Each query sees the keys of its own sequence. Positions after the last sequence see nothing and are not seen."""
     pair = cu_seqlens if isinstance(cu_seqlens, tuple) else (cu_seqlens, cu_seqlens)
     if len(pair) != 2:
         raise ValueError(f"cu_seqlens is a tuple of {len(pair)}; expected a tensor, or a pair for queries and keys")
@@ -40,7 +40,7 @@ def mask_mod_of_sequences(
 
 
 def _check_values(cu_seqlens: torch.Tensor, length: int) -> None:
-    """Where they can be read at no cost: on a GPU the call would wait for all that is queued before it."""
+    """Checks values only if reading them is free: on a GPU the call would wait for all queued work."""
     if cu_seqlens.is_cuda or torch.compiler.is_dynamo_compiling() or makes_graph() or not are_readable([cu_seqlens]):
         return
     values = cu_seqlens.tolist()

@@ -14,11 +14,11 @@ import torch
 from flashlift.torch._internals import warn_once
 from flashlift.torch._trace import IndexByTensors
 
-_DEEPEST = 256  # that kernels take
+_DEEPEST = 256  # supported by kernels
 
 
 def is_unfused(query: torch.Tensor, value: torch.Tensor) -> bool:
-    """Whether there is no kernel for tensors like these."""
+    """Whether Flashlift has no kernel for tensors like these."""
     return query.dtype == torch.float64 or query.size(-1) > _DEEPEST or value.size(-1) > _DEEPEST
 
 
@@ -62,7 +62,7 @@ def attend_unfused(
         extra = sinks.to(scores.dtype).reshape(1, query.size(1), 1, -1)
         scores = torch.cat([scores, extra.expand(*scores.shape[:-1], -1)], -1)
     empty = torch.isneginf(scores).all(-1, keepdim=True)
-    finite = torch.where(empty, 0.0, scores)  # no gradient through the softmax of nothing
+    finite = torch.where(empty, 0.0, scores)  # no gradient through the softmax of an empty row
     weights = torch.where(empty, 0.0, torch.softmax(finite, -1))[..., : key.size(-2)]
     lse = torch.where(empty.squeeze(-1), -math.inf, torch.logsumexp(finite, -1))
     return weights @ value, lse, maximum

@@ -21,7 +21,7 @@ from flashlift.torch._mods.walk import Walk
 
 
 class Copy:
-    """Functions and objects with some of their numbers replaced, which are counted as the walk met them."""
+    """Copies functions and objects, with some of their numbers replaced. Numbers are counted in the walk's order."""
 
     def __init__(self, numbers: dict[int, torch.Tensor], walk: Walk) -> None:
         self._numbers = numbers

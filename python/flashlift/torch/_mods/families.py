@@ -13,8 +13,8 @@ from flashlift.torch._mods.walk import Walk
 from flashlift.torch._trace import Trace, as_tensor, trace
 
 _CAPACITY = 1024  # structures
-_VARIANTS = 64  # traces of one structure that differ in numbers
-_CHOICES = 4096  # numbers of one structure whose trace is remembered
+_VARIANTS = 64  # traces of one structure with different numbers
+_CHOICES = 4096  # numbers of one structure with a cached trace
 
 _lock = threading.Lock()
 
@@ -23,15 +23,15 @@ class _Family:
     """The traces of functions that differ at most in their numbers."""
 
     def __init__(self) -> None:
-        self.varying: frozenset[int] = frozenset()  # the places of numbers that are arguments
-        self.fixed: frozenset[int] = frozenset()  # places of numbers that cannot be
+        self.varying: frozenset[int] = frozenset()  # positions of numbers that are arguments
+        self.fixed: frozenset[int] = frozenset()  # positions of numbers that cannot be arguments
         self.latest: tuple[Hashable, ...] | None = None
         self.traces: OrderedDict[Hashable, Trace] = OrderedDict()
-        # By all numbers of a function: its trace, and which of its numbers are arguments of that.
+        # For all numbers of a function: its trace, and which of the numbers are the trace's arguments.
         self.choices: OrderedDict[Hashable, tuple[Trace, frozenset[int]]] = OrderedDict()
 
     def choose(self, values: Hashable, found: Trace, varying: frozenset[int]) -> tuple[Trace, frozenset[int]]:
-        """Remembers the trace for these numbers. Where another thread was first, its trace is the one."""
+        """Stores the trace for these numbers. If another thread stored one first, returns that one."""
         chosen = self.choices.setdefault(values, (found, varying))
         self.choices.move_to_end(values)
         if len(self.choices) > _CHOICES:
@@ -52,7 +52,7 @@ class Leaves(NamedTuple):
 
 
 def traced(mod: Callable, kind: str) -> tuple[Trace, Leaves]:
-    """The trace of a mod, and the tensors and numbers that this very function captures."""
+    """The trace of a mod, and the tensors and numbers that this function captures."""
     walk, structure = _walked(mod)
     key = (kind, structure)
     if key in _walked_wholly:
@@ -70,8 +70,8 @@ def traced(mod: Callable, kind: str) -> tuple[Trace, Leaves]:
 
 
 def _walked(mod: Callable, wholly: bool = False) -> tuple[Walk, Hashable]:
-    """A walk, and the structure that it found. An object may be handed to any function that is met, so that what any of
-    them names counts for all objects."""
+    """A walk, and the structure that it found. Any object may be passed to any function of the mod, so that the names
+    in any function apply to all objects."""
     names: frozenset[str] = frozenset()
     while True:
         walk = Walk(wholly, names)
@@ -84,7 +84,7 @@ def _walked(mod: Callable, wholly: bool = False) -> tuple[Walk, Hashable]:
 def _traced(mod: Callable, kind: str, walk: Walk, key: Hashable) -> tuple[Trace, Leaves]:
     if walk.changes:
         return trace(mod, kind, walk.tensors), _leaves(walk, frozenset())
-    # 0.0 and -0.0 are equal, and False == 0: zeros go by what they are written as.
+    # 0.0 and -0.0 are equal, and so are False and 0: zeros are therefore compared by their text.
     values = tuple([one or repr(one) for one in walk.numbers])
     with _lock:
         family = _families.get(key)
@@ -100,7 +100,7 @@ def _traced(mod: Callable, kind: str, walk: Walk, key: Hashable) -> tuple[Trace,
         if found is not None:
             found, varying = family.choose(values, found, varying)
             return found, _leaves(walk, varying)
-        if family.latest is not None and values and not walk.tells_kinds:
+        if family.latest is not None and values and not walk.distinguishes_tensors:
             varying |= {i for i, one in enumerate(values) if one != family.latest[i]} - family.fixed
     made = None
     if varying:
@@ -111,7 +111,7 @@ def _traced(mod: Callable, kind: str, walk: Walk, key: Hashable) -> tuple[Trace,
                 family.varying = frozenset()
             varying = frozenset()
     made = made or trace(mod, kind, walk.tensors)
-    if made.reads_unknown:  # tensors that nothing leads to are this call's alone
+    if made.reads_unknown:  # tensors that the walk did not find belong to this call only
         return made, _leaves(walk, varying)
     with _lock:
         family.varying, family.latest = varying, values
@@ -131,11 +131,11 @@ def _leaves(walk: Walk, varying: frozenset[int]) -> Leaves:
 
 
 def _trace_with_arguments(mod: Callable, kind: str, walk: Walk, varying: frozenset[int]) -> Trace | None:
-    """The trace of a copy of the mod in which some numbers are arguments, or None if it needs them as numbers."""
+    """The trace of a copy of the mod in which some numbers are arguments, or None if the mod needs their values."""
     with disable_transforms():
         numbers = {i: as_tensor(walk.numbers[i]) for i in sorted(varying)}
     try:
         copy = Copy(numbers, walk).of(mod)
         return trace(copy, kind, walk.tensors, numbers=list(numbers.values()))
-    except Exception:  # whatever the mod raised, it will tell with its own numbers if it is at fault
+    except Exception:  # if the mod itself is at fault, it will raise again with its own numbers
         return None

@@ -17,8 +17,8 @@ from flashlift.torch._program import LARGEST_ARGUMENT
 
 EXACT = (bool, complex, str, bytes, type(None), torch.dtype, torch.device)
 MAX_ITEMS = 1024  # of one captured list or dictionary
-# Types without fields whose objects never change. Objects of other types without fields, such as numpy arrays, sets and
-# iterators, may have other contents in each call. So may objects of CHANGING, even if a subclass adds fields.
+# Types without fields whose objects never change. Other types without fields, such as numpy arrays, sets and iterators,
+# may have other contents in each call. So may objects of the types in CHANGING, even if a subclass adds fields.
 UNCHANGING = (
     *(range, slice, frozenset, np.dtype, np.ufunc, operator.attrgetter, operator.itemgetter, operator.methodcaller),
     *(types.WrapperDescriptorType, types.MethodDescriptorType, types.ClassMethodDescriptorType),
@@ -26,7 +26,7 @@ UNCHANGING = (
     *(torch.layout, torch.memory_format, torch.finfo, torch.iinfo),
 )
 CHANGING = (np.ndarray, set, collections.deque, collections.abc.Iterator)
-# Special methods that only make, copy and print objects.
+# Special methods that only create, copy and print objects.
 _UNCALLED = frozenset(
     "__init__ __new__ __post_init__ __del__ __init_subclass__ __class_getitem__ __repr__ __str__ __dir__ __sizeof__ "
     "__setattr__ __delattr__ __getstate__ __setstate__ __reduce__ __reduce_ex__ __copy__ __deepcopy__".split()
@@ -35,7 +35,7 @@ _UNCALLED = frozenset(
 
 @functools.lru_cache(maxsize=4096)
 def names_in(code: types.CodeType) -> frozenset[str]:
-    """The names of globals and attributes that a function reads, those of functions inside it included."""
+    """The names of globals and attributes that a function reads, including those that its inner functions read."""
     names = set(code.co_names)
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
@@ -43,22 +43,22 @@ def names_in(code: types.CodeType) -> frozenset[str]:
     return frozenset(names)
 
 
-# Names of functions that tell a tensor from a number, or that look it up by its identity.
-_TELLING = frozenset(
+# Names of functions that distinguish a tensor from a number, or look it up by its identity.
+_DISTINGUISHING = frozenset(
     "isinstance issubclass type __class__ is_tensor hasattr getattr callable get hash id dispatch".split()
 )
 
 
 @functools.lru_cache(maxsize=4096)
-def tells_kinds(code: types.CodeType) -> bool:
-    inner = any(tells_kinds(one) for one in code.co_consts if isinstance(one, types.CodeType))
-    if inner or not _TELLING.isdisjoint(code.co_names):
+def distinguishes_tensors(code: types.CodeType) -> bool:
+    inner = any(distinguishes_tensors(one) for one in code.co_consts if isinstance(one, types.CodeType))
+    if inner or not _DISTINGUISHING.isdisjoint(code.co_names):
         return True
     return any(one.opname == "CONTAINS_OP" or one.opname.startswith("MATCH") for one in dis.get_instructions(code))
 
 
 def globals_read(function: types.FunctionType) -> list[str]:
-    """Those that Copy copies too: modules are not among them."""
+    """The globals that a function reads, and that Copy copies: all except modules."""
     globals_ = function.__globals__
     return [
         name
@@ -68,7 +68,7 @@ def globals_read(function: types.FunctionType) -> list[str]:
 
 
 def modules_read(function: types.FunctionType) -> list[types.ModuleType]:
-    """Modules whose content may change: a program's own, imported inside the function or before it."""
+    """Modules whose content may change: not a library's, and imported inside the function or before it."""
     globals_ = function.__globals__
     names = _sorted_names_in(function.__code__)
     found = [globals_[name] if name in globals_ else sys.modules.get(name) for name in names]
@@ -93,7 +93,7 @@ def is_torchs_own(function: types.FunctionType) -> bool:
 
 @functools.lru_cache(maxsize=4096)
 def operators_of(kind: type) -> frozenset[str]:
-    """The functions of a class that Python calls for operators, which name nothing: one[key], 2 * one, len(one)."""
+    """The functions of a class that Python calls without naming them: for one[key], 2 * one, len(one)."""
     special = {
         name
         for base in kind.__mro__
@@ -104,7 +104,7 @@ def operators_of(kind: type) -> frozenset[str]:
 
 
 def slots_of(value: Any) -> dict[str, Any]:
-    """The fields of an object that are in no __dict__."""
+    """The fields of an object that are not in its __dict__."""
     places = {
         name: place
         for base in type(value).__mro__
@@ -116,7 +116,8 @@ def slots_of(value: Any) -> dict[str, Any]:
 
 
 def own_part_of(kind: type) -> type:
-    """What a class of somebody's adds to torch.nn.Module, whose __getattr__ finds what fields_of lists."""
+    """What a user's class adds to torch.nn.Module. nn.Module's own __getattr__ finds the fields that fields_of
+    lists."""
     has_own = not issubclass(kind, torch.nn.Module) or kind.__getattr__ is not torch.nn.Module.__getattr__
     return kind if has_own else object
 
@@ -129,5 +130,5 @@ def fields_of(value: Any) -> dict[str, Any]:
 
 
 def may_be_argument(value: int | float) -> bool:
-    """Infinities stay in the program: they mean that something is masked."""
+    """Infinities stay constants of the program, because they mean that something is masked."""
     return abs(value) <= LARGEST_ARGUMENT if type(value) is int else math.isfinite(value)

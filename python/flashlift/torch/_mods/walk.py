@@ -17,6 +17,7 @@ from flashlift.torch._mods.objects import (
     EXACT,
     MAX_ITEMS,
     UNCHANGING,
+    distinguishes_tensors,
     fields_of,
     globals_read,
     is_librarys,
@@ -27,12 +28,11 @@ from flashlift.torch._mods.objects import (
     operators_of,
     own_part_of,
     slots_of,
-    tells_kinds,
 )
 
 
 class _Identity:
-    """Something that is only equal to itself, kept alive so that its identity is not used twice."""
+    """Equal only to the same object, which it keeps alive so that the identity is not reused."""
 
     __slots__ = ("value",)
 
@@ -47,19 +47,20 @@ class _Identity:
 
 
 class Walk:
-    """One pass over all that a function captures. Of objects, only attributes that a function names are looked at,
-    unless it goes wholly."""
+    """One pass over all that a function captures. Of an object, it visits only attributes that a function names, unless
+    the object is needed as a whole."""
 
     def __init__(self, wholly: bool = False, names: frozenset[str] = frozenset()) -> None:
-        self.tells_kinds = False  # whether a function may take a tensor in a number's place for something else
-        self.changes = False  # whether another call may find something else where this one looked
-        self.met: set[str] = set()  # what the functions name that were met
-        # Those that every object was looked at for; None without objects.
+        # Whether a function may behave differently if a number is replaced by a tensor.
+        self.distinguishes_tensors = False
+        self.changes = False  # whether another call may find other values
+        self.met: set[str] = set()  # names in the functions that were visited
+        # The names that were looked up in every object; None without objects.
         self.names_of_all: frozenset[str] | None = None
         self._names = names
         self.tensors: list[torch.Tensor] = []
-        self.numbers: list[int | float] = []  # those that may become arguments
-        self.fields: dict[int, list[str]] = {}  # of each object, by its identity: the attributes that were looked at
+        self.numbers: list[int | float] = []  # numbers that may become arguments
+        self.fields: dict[int, list[str]] = {}  # by the identity of each object: the attributes that were looked up
         self._wholly = wholly
         self._places: dict[int, int] = {}
         self._open: set[int] = set()
@@ -119,7 +120,7 @@ class Walk:
             return self._fixed(value, names, lambda one: self._class(one, names))
         if isinstance(value, types.ModuleType) and not is_librarys(value.__name__):
             return self._fixed(value, names, lambda one: self._module(one, names))
-        if isinstance(value, (types.BuiltinFunctionType, types.MethodWrapperType)):  # of an object: table.get
+        if isinstance(value, (types.BuiltinFunctionType, types.MethodWrapperType)):  # a method, such as table.get
             is_bound = not isinstance(value.__self__, (type, types.ModuleType, types.NoneType))
             return (value.__name__, self._fixed(value.__self__, names)) if is_bound else _Identity(value)
         if isinstance(value, (types.ModuleType, *UNCHANGING)):
@@ -133,7 +134,7 @@ class Walk:
         return None
 
     def _fixed(self, value: Any, names: frozenset[str], visit: Callable | None = None) -> Hashable:
-        """Of something that Copy does not copy, so that its numbers cannot be arguments."""
+        """Visits something that Copy does not copy, so that its numbers cannot become arguments."""
         self._in_fixed += 1
         try:
             return visit(value) if visit else self.of(value, names)
@@ -146,7 +147,7 @@ class Walk:
             return code
         names = names_in(code)
         self.met |= names
-        self.tells_kinds |= tells_kinds(code)
+        self.distinguishes_tensors |= distinguishes_tensors(code)
         cells: list[Hashable] = []
         for cell in function.__closure__ or ():
             try:
@@ -171,7 +172,7 @@ class Walk:
         return (module.__name__, *((name, self.of(content[name], names)) for name in sorted(names & content.keys())))
 
     def _class(self, value: type, names: frozenset[str]) -> Hashable:
-        """What is read of a class itself; the methods of its instances are looked at with them."""
+        """Visits the attributes that functions read of a class itself; its methods are visited with its instances."""
         if is_librarys(value.__module__):
             return _Identity(value)
         parts: list[Hashable] = [_Identity(value)]
@@ -198,11 +199,11 @@ class Walk:
         while pending:
             name = pending.pop()
             seen.add(name)
-            for base in kind.__mro__:  # all of them, since super() leads to what is hidden
+            for base in kind.__mro__:  # all of them, since super() finds hidden ones
                 self._member(vars(base).get(name), name, names, parts, pending)
             pending -= seen
         fields = fields_of(value)
-        wanted = frozenset((*seen, "__wrapped__"))  # that of functools.lru_cache
+        wanted = frozenset((*seen, "__wrapped__"))  # set by functools.lru_cache
         by_any_name = self._wholly or seen & _REFLECTION or hasattr(own_part_of(kind), "__getattr__")
         in_slots = slots_of(value).keys()
         read = sorted(fields.keys() if by_any_name else wanted & fields.keys())
@@ -212,7 +213,7 @@ class Walk:
         return tuple(parts)
 
     def _member(self, member: Any, name: str, names: frozenset[str], parts: list[Hashable], pending: set[str]) -> None:
-        """What a class has by a name that is read of its instance, and what that names."""
+        """Visits the class attribute of a name that functions read of an instance, and the names that it uses."""
         member = member.fget if isinstance(member, property) else member
         member = member.func if isinstance(member, functools.cached_property) else member
         member = member.__func__ if isinstance(member, (staticmethod, classmethod)) else member
@@ -225,5 +226,5 @@ class Walk:
             pending |= names_in(member.__code__)
 
 
-_UNSEEN = frozenset(("globals", "locals", "eval", "exec", "import_module"))  # what a function reads by these
+_UNSEEN = frozenset(("globals", "locals", "eval", "exec", "import_module"))  # these may read anything
 _REFLECTION = frozenset(("getattr", "vars", "__dict__", "__getattribute__", "attrgetter"))

@@ -7,7 +7,8 @@ from flashlift.torch._program.graph import INT_LIMITS, LARGEST_ARGUMENT, Node
 
 
 def coordinates_of(node: Node) -> list[str] | None:
-    """The coordinates that a node adds up, each at most once, so that it reaches its bounds. None for other nodes."""
+    """The coordinates that a node adds, if each occurs at most once, so that the node reaches its bounds. None for
+    other nodes."""
     if node.op in ("b", "h", "q", "kv"):
         return [node.op]
     if node.op == "constant":
@@ -25,7 +26,7 @@ def coordinates_of(node: Node) -> list[str] | None:
 
 @dataclass
 class Bounds:
-    """What is known of the inputs: sizes of the problem, None where unknown."""
+    """What is known about the inputs: the problem's sizes, None if unknown."""
 
     b: int | None = None
     h: int | None = None
@@ -34,7 +35,7 @@ class Bounds:
     _known: dict[Node, tuple[float, float]] = field(default_factory=dict)
 
     def of(self, node: Node) -> tuple[float, float]:
-        """The lowest and the highest value that an integer node can have, as far as is easily seen."""
+        """A lower and an upper bound of an integer node, as far as they are easy to find."""
         if node not in self._known:
             self._known[node] = self._compute(node)
         return self._known[node]
@@ -58,12 +59,12 @@ class Bounds:
         return result
 
     def are_known(self, coordinates: Sequence[str]) -> bool:
-        """Whether the sizes of all these are known, and none is 0, so that there are coordinates at all."""
+        """Whether the sizes of all these coordinates are known and not 0, so that each coordinate has a value."""
         sizes = [getattr(self, one) for one in coordinates]
         return None not in sizes and 0 not in (self.b, self.h, self.q, self.kv)
 
     def of_operation(self, op: str, of: list[tuple[float, float]]) -> tuple[float, float] | None:
-        """What an operation makes of integers within bounds, if no number of bits limits it. None: anything."""
+        """The bounds of an operation on integers within bounds, if they do not wrap around. None: unknown."""
         if op == "add":
             return (of[0][0] + of[1][0], of[0][1] + of[1][1])
         if op == "sub":

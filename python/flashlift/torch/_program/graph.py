@@ -8,7 +8,7 @@ import torch
 
 from flashlift._errors import UnsupportedError
 
-# The program type that holds a torch type. Narrower types are rounded or wrapped after each operation, as torch does.
+# The program type for a torch type. Results of narrower types are rounded or wrapped after each operation, as in torch.
 _TYPES = {
     torch.bool: "i1",
     torch.uint8: "i32",
@@ -38,8 +38,8 @@ DTYPE_NAMES = {
     torch.float64: "f64",
 }
 
-# No larger integer is an argument of a program, of either sign, so that its products with coordinates are known to fit
-# 32 bits or not to. Those that may be larger are i64.
+# The largest absolute value of an integer argument of a program, so that it is known whether its products with
+# coordinates fit into 32 bits. If they may not fit, they are i64.
 LARGEST_ARGUMENT = 2**24
 INT_LIMITS = {"i32": (-(2**31), 2**31 - 1), "i64": (-(2**63), 2**63 - 1)}
 COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge", "is_finite")
@@ -60,7 +60,7 @@ class Node:
     op: str
     type: str
     args: tuple["Node", ...] = ()
-    payload: Any = None  # constant: its value; load, search, number: the captured tensor's number
+    payload: Any = None  # constant: its value; load, search, number: the index of the captured tensor
 
 
 @dataclass
@@ -72,13 +72,13 @@ class Capture:
 
 
 class Builder:
-    """Makes nodes, each different one once, and drops operations that change nothing."""
+    """Creates nodes, each different one once, and leaves out operations that change nothing."""
 
     def __init__(self) -> None:
         self._nodes: dict[tuple, Node] = {}
 
     def node(self, op: str, type_: str, args: tuple[Node, ...] = (), payload: Any = None) -> Node:
-        # Constants by their bits: 0.0 and -0.0 are equal, and NaN is not equal to itself.
+        # Compares constants by their bits, since 0.0 and -0.0 are equal, and NaN is not equal to itself.
         bits = struct.pack("<d", payload) if isinstance(payload, float) else payload
         key = (op, type_, tuple(map(id, args)), bits, type(payload))
         found = self._nodes.get(key)
@@ -119,7 +119,7 @@ class Builder:
         return self.node("to_" + type_, type_, (value,))
 
     def cast(self, value: Node, dtype: torch.dtype) -> Node:
-        """As torch converts: to the program's type, then rounded or wrapped to the torch type."""
+        """Converts as torch does: to the program's type, then rounded or wrapped to the torch type."""
         return self.narrow(self.convert(value, type_of(dtype)), dtype)
 
     def narrow(self, value: Node, dtype: torch.dtype) -> Node:

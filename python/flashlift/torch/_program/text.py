@@ -12,10 +12,10 @@ _INPUTS = ("score", "b", "h", "q", "kv", "q_len", "kv_len")
 def print_program(
     kind: str, result: Node, captures: list[Capture], builder: Builder, bounds: Bounds
 ) -> tuple[str, list[int]]:
-    """The text of a program on one line, and which of the captures it reads, in the order of its parameters.
+    """The text of a program on one line, and the captures that it reads, in the order of its parameters.
 
-    kind is "score_mod" or "mask_mod". An index that may be negative counts from the end, as torch's indices do; where
-    `bounds` shows that it is not, nothing is added.
+    kind is "score_mod" or "mask_mod". An index that may be negative counts from the end, as torch's indices do; if
+    `bounds` proves that it is not negative, no code is added for that.
     """
     result = widened(result, builder, bounds)
     lines: list[str] = []
@@ -48,7 +48,7 @@ def print_program(
         return f"%{len(lines) - 1}"
 
     pending = [lower(result)]
-    while pending:  # a loop and not recursion: unrolled programs are deeper than Python's stack
+    while pending:  # not recursive, since unrolled programs are deeper than Python's stack
         node = pending[-1]
         missing = [arg for arg in map(lower, node.args) if arg not in names]
         if missing:

@@ -13,12 +13,12 @@ _LOW, _HIGH = INT_LIMITS["i32"]
 
 
 def widened(result: Node, builder: Builder, bounds: Bounds) -> Node:
-    """The same program, of problems of these sizes. Of sizes that are not known nothing is assumed."""
+    """The same program, correct for problems of these sizes. Nothing is assumed about unknown sizes."""
     if None in (bounds.b, bounds.h, bounds.q, bounds.kv):
         return result
     new: dict[Node, Node] = {}
     pending = [result]
-    while pending:  # a loop and not recursion: unrolled programs are deeper than Python's stack
+    while pending:  # not recursive, since unrolled programs are deeper than Python's stack
         node = pending[-1]
         missing = [arg for arg in node.args if arg not in new]
         if missing:
@@ -44,13 +44,14 @@ def _rewritten(node: Node, args: tuple[Node, ...], builder: Builder, bounds: Bou
         return builder.convert(args[0], node.type)
     if node.op in ("load", "search"):
         return builder.node(node.op, node.type, args, node.payload)
-    # Shifts and the like are of 32 bits, as what they are used for.
+    # Shifts and similar operations have 32 bits, and so do their uses.
     back = (builder.convert(arg, old.type) for arg, old in zip(args, node.args, strict=True))
     return builder.node(node.op, node.type, tuple(back), node.payload)
 
 
 def _overflows(node: Node, bounds: Bounds) -> bool:
-    """Whether coordinates and constants lead beyond 32 bits; a captured tensor of int32 wraps as it does in PyTorch."""
+    """Whether coordinates and constants can give values beyond 32 bits; a captured tensor of int32 wraps as it does in
+    PyTorch."""
     if node.type != "i32" or node.op not in _GROWING:
         return False
     of = [bounds.of(arg) for arg in node.args]

@@ -12,7 +12,7 @@ from flashlift.torch._run.kernels import Results, by_capture, differentiate, run
 from flashlift.torch._run.modes import are_plain
 from flashlift.torch._run.operators import no_second_derivative, save, wanted_of
 
-# What torch's profilers show of a call that goes past the dispatcher, which shows operators itself.
+# Adds a call to torch's profilers if it bypasses the dispatcher, which otherwise does this.
 Recorded = RecordFunction
 
 
@@ -24,8 +24,8 @@ def no_forward_mode(ctx: Any, *tangents: Any) -> None:
 
 
 def _results_over(info: Any, in_dims: tuple, args: tuple, function: Callable) -> tuple[tuple, tuple]:
-    """vmap by a loop: the results of `function` for each slice, stacked. A program may read the batch index, so that a
-    dimension cannot simply join the batch; and one attention is work enough for the machine."""
+    """Implements vmap by a loop: the results of `function` for each slice, stacked. A program may read the batch index,
+    so that a dimension cannot simply join the batch; and one attention already uses the whole machine."""
     slices = []
     for i in range(info.batch_size):
         here = [one.select(dim, i) if type(dim) is int else one for one, dim in zip(args, in_dims, strict=True)]
@@ -47,7 +47,7 @@ def _by_input(
 
 
 class InTransform(torch.autograd.Function):
-    """The operator for torch.func's transforms, which do not go through an operator's own autograd formula."""
+    """Runs the operator under torch.func's transforms, which do not use an operator's own autograd formula."""
 
     @staticmethod
     def forward(*flat: Any) -> Results:
@@ -74,8 +74,8 @@ class InTransform(torch.autograd.Function):
 
 
 class Direct(torch.autograd.Function):
-    """Without the operators, where nothing else has to see a call: through them PyTorch imports TorchDynamo, which
-    takes two seconds of a process's first training step."""
+    """Runs the kernels without the operators, if nothing else must see a call: with the operators, PyTorch imports
+    TorchDynamo, which takes two seconds in a process's first training step."""
 
     @staticmethod
     def forward(ctx: Any, *flat: Any) -> Results:
@@ -140,5 +140,5 @@ class _WithoutGradient(torch.autograd.Function):
 
 
 def without_gradient(tensor: torch.Tensor, name: str) -> torch.Tensor:
-    """The tensor, through which a gradient is refused: the mod calls the torch.autograd.Function of this name."""
+    """The same tensor, whose gradient is refused because the mod calls the torch.autograd.Function of this name."""
     return _WithoutGradient.apply(tensor, name) if tensor.requires_grad else tensor

@@ -13,9 +13,9 @@ from flashlift.torch._run.modes import are_plain
 
 
 def call_kernel(call: Call) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The operator, or where that makes no difference what it does: the way through torch's dispatcher, in Python,
-    takes longer than a short attention. An infinite scale is refused before anything else sees it. The output has the
-    type of the query: f32_out and want_residual, False in what is given, are for the ways below."""
+    """Calls the operator, or directly what it does if that makes no difference: torch's dispatcher, in Python, takes
+    longer than a short attention. An infinite scale is refused before anything else sees it. The output has the type of
+    the query: f32_out and want_residual, False in the given call, are set by the functions that this calls."""
     if not math.isfinite(call.scale):
         raise ValueError(f"scale must be finite, got {call.scale}")
     given, query = call.tensors, call.query
@@ -36,10 +36,10 @@ def call_kernel(call: Call) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 
 
 def for_gradients(call: Call) -> Call:
-    """The call whose backward pass is exact and fast: the operator's own output is float32 on a CPU, and on a GPU it
-    comes with its residual where a backward kernel reads that. The backward pass takes each row's <d_out, out> from it,
-    and what rounding to 16 bits does to that is an error that all keys of the row share: it can be larger than all
-    other errors of d_q together."""
+    """The call whose backward pass is exact and fast: the operator's own output is float32 on a CPU; on a GPU it comes
+    with its residual if a backward kernel reads that. The backward pass computes each row's <d_out, out> from it. If it
+    were rounded to 16 bits, all keys of the row would share one error, which can be larger than all other errors of d_q
+    together."""
     if call.query.dtype == torch.float32:
         return call
     return call._replace(f32_out=call.query.device.type == "cpu", want_residual=reads_residual(call))

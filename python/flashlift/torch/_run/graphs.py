@@ -68,7 +68,7 @@ class _Record(ctypes.Structure):
         ("strides", ctypes.c_int64 * 12),
     ]
 
-    kept: tuple  # what it points to
+    kept: tuple  # keeps alive what it points to
 
 
 class _Method(ctypes.Structure):
@@ -83,10 +83,10 @@ class _Method(ctypes.Structure):
 
 
 class _Records:
-    """Of the calls in one direction that were made so far."""
+    """The records of the calls in one direction so far."""
 
     def __init__(self) -> None:
-        self.first: dict[str, int] = {}  # by features, the address of the last one that was made
+        self.first: dict[str, int] = {}  # by features, the address of the newest record
         self._known: dict[tuple, _Record] = {}
 
     def add(
@@ -120,7 +120,7 @@ _forward_records, _backward_records = _Records(), _Records()
 
 
 def attention(*given: Any) -> Results:
-    """The operator's kernel. Leaves a record of the call."""
+    """The operator's kernel. Stores a record of the call."""
     call = Call(*given)
     with RecordFunction("flashlift::attention"):
         results = run_for_backward(call)
@@ -132,7 +132,7 @@ def attention(*given: Any) -> Results:
 
 
 def attention_backward(grad_out: torch.Tensor, grad_lse: torch.Tensor | None, *given: Any) -> list[torch.Tensor]:
-    """The operator's kernel. Leaves a record of the call."""
+    """The operator's kernel. Stores a record of the call."""
     query, key, value, out, lse, residual, captures, sinks, seed, wanted, features, scale = given
     call = Call.of_backward(query, key, value, captures, sinks, seed, features, scale, out, residual)
     with RecordFunction("flashlift::attention_backward"):
@@ -155,12 +155,12 @@ def _options_of_cpu() -> int:
 
 @functools.cache
 def _c() -> tuple[Any, ...] | None:
-    """The library, the two functions, and what must last; None where this torch, or this Python, has not what they
-    need."""
+    """The library, the two functions, and the objects that must stay alive; None if this torch or this Python lacks
+    what they need."""
     is_locked = getattr(sys, "_is_gil_enabled", lambda: True)()
     if not takes_objects() or not is_locked or empty_on_cpu is None:
         return None
-    library = ctypes.PyDLL(load("flashlift_torch")._name)  # called with the interpreter's lock
+    library = ctypes.PyDLL(load("flashlift_torch")._name)  # called with the interpreter's lock held
     functions = addresses_of_functions()
     empty_on_gpu = empty_on_cpu if empty_on_current_gpu is None else empty_on_current_gpu
     objects = (
@@ -181,7 +181,7 @@ def _c() -> tuple[Any, ...] | None:
 
 
 def _function(i: int, in_python: Callable[..., Any]) -> Callable[..., Any]:
-    """What graphs call: the first call of all puts the function in C in its place."""
+    """The function that graphs call; the first call replaces it by the function in C."""
 
     def first(*given: Any) -> Any:
         c = _c()
@@ -205,6 +205,6 @@ def _call_by_names() -> None:
 
 
 def prepare_inductor() -> None:
-    """Has graphs that Inductor makes from now on call these functions, not the operators."""
+    """Makes graphs that Inductor generates from now on call these functions instead of the operators."""
     if is_inductor_loaded():
         _call_by_names()

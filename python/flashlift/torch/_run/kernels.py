@@ -26,7 +26,7 @@ DEVICES = ("cpu", "cuda")
 _run_forward = taking_addresses("flashlift_attention_run")
 _run_backward = taking_addresses("flashlift_attention_run_backward")
 
-# out, lse, row maxima and what rounding took from out; the last two are empty if not wanted
+# out, lse, row maxima and the rounding error of out; the last two are empty if not requested
 Results = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
 
@@ -82,19 +82,19 @@ def plan_for(call: Call) -> _Plan:
 
 
 def reads_residual(call: Call) -> bool:
-    """Whether the backward pass that will run is the one that is faster with the output's residual."""
+    """Whether the backward pass that will run is faster with the output's residual."""
     query, key, value = call[:3]
     if not query.is_cuda:
         return False
     heads = query.shape[1], key.shape[1]
     if not all(type(one) is int for one in heads):
-        heads = 1, 1  # a graph for any number of them; the answer is the same for all
+        heads = 1, 1  # a graph for any number of heads; the answer does not depend on it
     dims = int(query.shape[3]), int(value.shape[3])
     try:
         attention = compiled(*heads, *dims, query.dtype, call.scale, call.words, query.device)
         return _reads_residual(attention, _wanted(call.captures))
     except FlashliftError:
-        return False  # whatever runs the call says why
+        return False  # the call itself reports the reason
 
 
 @functools.lru_cache(maxsize=1024)
@@ -103,7 +103,7 @@ def _reads_residual(attention: Attention, wanted: tuple[bool, ...]) -> bool:
 
 
 def _wanted(captures: Sequence[torch.Tensor]) -> tuple[bool, ...]:
-    """Whether each captured tensor's gradient is."""
+    """Whether each captured tensor's gradient is requested."""
     return tuple([one.requires_grad and one.is_floating_point() for one in captures])
 
 
@@ -112,7 +112,8 @@ def _names(attention: Attention, wanted: tuple[bool, ...]) -> list[str]:
 
 
 def _options(device: torch.device) -> RunOptions | None:
-    """On a CPU, torch's threads. On a GPU, its current stream: what is queued there before and after stays in order."""
+    """On a CPU, torch's threads. On a GPU, its current stream: work that is queued there before and after stays in
+    order."""
     if device.type == "cpu":
         return options_of_cpu()
     return RunOptions(ctypes.sizeof(RunOptions), None, current_raw_stream(device.index))
@@ -148,8 +149,8 @@ Empty = Callable[[tuple[int, ...], tuple[int, ...], torch.dtype], torch.Tensor]
 
 
 def empty_like(tensor: torch.Tensor) -> Empty:
-    """Gives memory on its device of these sizes and strides: by a quicker way than torch's documented one, where there
-    is one."""
+    """Returns memory on the tensor's device with these sizes and strides: faster than torch's documented functions, if
+    torch has the function for that."""
     quick = empty_on_cpu if tensor.is_cpu else empty_on_current_gpu
     if quick is not None and (tensor.is_cpu or (tensor.is_cuda and current_device() == tensor.get_device())):
         return quick
@@ -158,7 +159,8 @@ def empty_like(tensor: torch.Tensor) -> Empty:
 
 @functools.lru_cache(maxsize=1024)
 def dense_strides(sizes: tuple[int, ...], like: tuple[int, ...] | None = None) -> tuple[int, ...]:
-    """Those of _empty_in_order_of(), of a tensor with the strides `like`; of a contiguous one where there is none."""
+    """The strides of _empty_in_order_of() for a tensor with the strides `like`; without `like`, those of a contiguous
+    tensor."""
     if like is not None and not like[0] >= like[1] >= like[2]:
         return _strides_in_order_of(like, sizes)
     strides, step = [1] * len(sizes), 1
@@ -177,7 +179,7 @@ def _strides_in_order_of(like: Sequence[int], shape: Sequence[int]) -> tuple[int
 
 
 def empty_results(call: Call) -> Results:
-    """What the operator gives, without values: for graphs, of tensors whose sizes may be symbols."""
+    """The operator's results without values: for graphs, of tensors whose sizes may be symbols."""
     query = call.query
     rows = query.shape[:3]
     dtype = torch.float32 if call.f32_out else query.dtype
@@ -188,8 +190,8 @@ def empty_results(call: Call) -> Results:
 
 
 def _empty_in_order_of(tensor: torch.Tensor, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    """Dense memory with the last dimension innermost, and the others in the order of the strides of `tensor`: what a
-    transposed query gives can be transposed back without a copy, as PyTorch's can."""
+    """Dense memory with the last dimension innermost, and the others in the order of the strides of `tensor`: the
+    result for a transposed query can be transposed back without a copy, as PyTorch's can."""
     strides = tensor.stride()
     if strides[0] >= strides[1] >= strides[2]:
         return tensor.new_empty(shape, dtype=dtype)
@@ -197,9 +199,10 @@ def _empty_in_order_of(tensor: torch.Tensor, shape: Sequence[int], dtype: torch.
 
 
 def run_for_backward(call: Call) -> Results:
-    """As run(), where the backward pass may read the output."""
+    """As run(), if the backward pass may read the output."""
     plan = plan_for(call)
-    # Within compiled graphs no tensor says that its gradient is wanted, but the residual is asked for.
+    # Within compiled graphs, tensors do not show whether their gradient is needed, but the residual is requested if it
+    # is.
     if call.query.is_cuda and (call.want_residual or any(one.requires_grad for one in call[:3])):
         _prepare_backward(plan.attention, _wanted(call.captures))
     results = _run(plan, call)
@@ -210,23 +213,24 @@ def run_for_backward(call: Call) -> Results:
 
 @functools.lru_cache(maxsize=1024)
 def _prepare_backward(attention: Attention, wanted: tuple[bool, ...]) -> None:
-    """Once for each: compiles the backward pass beside the forward pass's kernel, which the call compiles now, and
-    beside what follows. A backward call that comes meanwhile waits for it. wanted: whether each captured tensor's."""
+    """Once for each kernel: compiles the backward pass at the same time as the forward pass's kernel, which the call
+    compiles now, and as what follows. A backward call that comes earlier waits for it. wanted: whether each captured
+    tensor's gradient is requested."""
 
     def prepare() -> None:
-        with contextlib.suppress(FlashliftError):  # the backward call says why
+        with contextlib.suppress(FlashliftError):  # the backward call reports the reason
             attention.prepare_backward(_names(attention, wanted))
 
     threading.Thread(target=prepare, name="flashlift: backward pass").start()
 
 
 def _snap_rows_to(dtype: torch.dtype, out: torch.Tensor) -> None:
-    """Rows of which every number is one of 16 bits, but for the rounding of a float32 sum, become these numbers.
+    """Replaces each row whose numbers are all numbers of 16 bits, up to a float32 sum's rounding, by these.
 
-    Where all values are equal, say, the output is theirs, and gradients that vanish then vanish exactly, as they do
-    where the output of 16 bits is what the backward pass reads. That single numbers are near one happens by chance.
+    For example, if all values are equal, the output becomes that value, and gradients that vanish then vanish exactly,
+    as they do if the backward pass reads the output of 16 bits. Single numbers may be near one by chance.
     """
-    for part in (out[..., :4], out):  # few rows pass the first test, if any
+    for part in (out[..., :4], out):  # few rows, if any, pass the first test
         rounded = part.to(dtype).to(out.dtype)
         is_close = ((part - rounded).abs_() <= rounded.abs() * 2.0**-19).all(-1, keepdim=True)
         if not bool(is_close.any()):
@@ -268,8 +272,8 @@ def differentiate(
 
 
 def _has_rows_to_copy(tensor: torch.Tensor) -> bool:
-    """Whether a GPU can copy whole rows of it, which the fastest kernels need. A sum's gradient, one number in all its
-    places, has none."""
+    """Whether a GPU can copy whole rows of the tensor, which the fastest kernels need. The gradient of a sum, one
+    number in all its places, has no such rows."""
     a, b, c, innermost = tensor.stride()
     if innermost != 1 or not (a and b and c) or tensor.data_ptr() % 16:
         return False
@@ -277,14 +281,14 @@ def _has_rows_to_copy(tensor: torch.Tensor) -> bool:
 
 
 def empty_gradients(call: Call, wanted: Sequence[int]) -> list[torch.Tensor]:
-    """What the operator's gradient gives, without values: for graphs."""
+    """The operator's gradients without values: for graphs."""
     gradients = [_empty_in_order_of(one, one.shape, one.dtype) for one in call[:3]]
     return gradients + [one.new_empty(one.shape) for one in _further(call, wanted)]
 
 
 def _further(call: Call, wanted: Sequence[int]) -> list[torch.Tensor]:
-    """What gets gradients beside query, key and value. They are dense: a captured tensor may be expanded, its gradient
-    must not be."""
+    """The tensors that get gradients besides query, key and value. The gradients are dense, even for a captured tensor
+    that is expanded."""
     captures = [call.captures[i] for i in wanted]
     return captures if call.sinks is None else [*captures, call.sinks]
 
@@ -292,7 +296,7 @@ def _further(call: Call, wanted: Sequence[int]) -> list[torch.Tensor]:
 def by_capture(
     gradients: Sequence[torch.Tensor], wanted: Sequence[int], captures: Sequence[torch.Tensor]
 ) -> list[torch.Tensor | None]:
-    """Of what differentiate() gives, those of the captured tensors, each in its tensor's place."""
+    """The gradients of the captured tensors among the results of differentiate(), each at its tensor's position."""
     placed: list[torch.Tensor | None] = [None] * len(captures)
     for place, gradient in zip(wanted, gradients[3:], strict=False):
         placed[place] = gradient
@@ -307,8 +311,8 @@ def block_kinds(
     blocks: tuple[int, int],
     shape: Sequence[int],
 ) -> torch.Tensor:
-    """Which blocks a mask program keeps, by intervals: uint8 [batch or 1, heads or 1, q blocks, kv blocks] on the CPU
-    of 0 for nothing, 2 for everything, and 1 for what may be either."""
+    """The blocks that a mask program keeps, found by intervals: uint8 [batch or 1, heads or 1, q blocks, kv blocks] on
+    the CPU: 0 for nothing, 2 for everything, and 1 if unknown."""
     batch, heads = sizes
     problem = f"attn b{batch} hq{heads} hkv{heads} sq{lengths[0]} skv{lengths[1]} dqk8 dv8 f32 {program}"
     kinds = torch.empty(shape, dtype=torch.uint8, device="cpu")

@@ -17,8 +17,8 @@ from flashlift.torch._internals import (
 
 
 def are_plain(tensors: Sequence[torch.Tensor]) -> bool:
-    """Whether nothing but the kernel, and autograd, has to see a call: no transform, no mode, no subclass, and no lazy
-    negation, which the kernel does not see."""
+    """Whether only the kernel and autograd must see a call: no transform, no mode, no subclass, and no lazy negation,
+    which the kernel does not handle."""
     if count_of_modes() or is_traced_by_jit():
         return False
     if torch.compiler.is_compiling() or forward_mode_level() >= 0:
@@ -31,14 +31,14 @@ def _is_plain_tensor(tensor: torch.Tensor) -> bool:
 
 
 def makes_graph() -> bool:
-    """Whether what is called now becomes part of a graph, that other tensors will be given to."""
+    """Whether a call now becomes part of a graph that will later run on other tensors."""
     return is_making_graph()
 
 
 def are_readable(tensors: Sequence[torch.Tensor | None]) -> bool:
-    """Whether the content of tensors can be read now: they are not wrapped by a transform, and no CUDA graph is
-    captured, which could not wait for them. Of tensors made in inference mode on a GPU it would have to be read in each
-    call."""
+    """Whether the content of tensors can be read now: no transform wraps them, and no CUDA graph is being captured,
+    which could not wait for them. Tensors made in inference mode on a GPU would have to be read in each call, so they
+    count as not readable."""
     for one in tensors:
         if one is None:
             continue
@@ -51,7 +51,7 @@ def are_readable(tensors: Sequence[torch.Tensor | None]) -> bool:
 
 @contextlib.contextmanager
 def outside_of_modes() -> Iterator[None]:
-    """What is computed here is kept for other calls: ordinary tensors, whichever modes and transforms this call runs
+    """For results that are kept for other calls: makes ordinary tensors, whichever modes and transforms this call runs
     in."""
     with (
         disable_modes(),

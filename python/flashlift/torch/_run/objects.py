@@ -14,7 +14,7 @@ from flashlift.torch._internals import DLPACK_EXCHANGE
 from flashlift.torch._run.call import Call
 from flashlift.torch._run.workspace import allocate, give_back
 
-_MAJOR_VERSION = 1  # of the exchange interface that the library knows
+_MAJOR_VERSION = 1  # of the exchange interface that the library uses
 _NONE = (None,) * 6
 
 
@@ -32,7 +32,7 @@ def _address(function: object) -> int | None:
 
 @functools.cache
 def _exchange() -> int:
-    """The address of torch's exchange interface; 0 where it has none that the library knows."""
+    """The address of torch's exchange interface; 0 if it has none that the library supports."""
     if DLPACK_EXCHANGE is None:
         return 0
     pointer_in = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
@@ -61,14 +61,14 @@ def _functions() -> _Functions:
 
 
 def addresses_of_functions() -> int:
-    """The address of a FlashliftTorchFunctions, which lasts."""
+    """The address of a FlashliftTorchFunctions that stays valid."""
     return ctypes.addressof(_functions())
 
 
 @functools.cache
 def _library() -> tuple[Callable[[int], int | None], int]:
-    """The function, and what a call begins with."""
-    # Called with the interpreter's lock, which it gives up itself.
+    """The function, and the first arguments of each call."""
+    # Called with the interpreter's lock held, which the function releases itself.
     run = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)(("flashlift_torch_run", load("flashlift_torch")))
     return run, addresses_of_functions()
 
@@ -81,9 +81,9 @@ def run_on_objects(
     gradients: Sequence[torch.Tensor | None] = _NONE,
     d_captures: Sequence[torch.Tensor | None] = (),
 ) -> None:
-    """results: out, lse, row maxima and the residual. gradients, of a backward call: of out and lse, then by query,
-    key, value and the sinks. options: of a call on the CPU. No tensor may be a lazy negation, of which DLPack knows
-    nothing."""
+    """results: out, lse, row maxima and the residual. gradients: for a backward call, those of out and lse, then those
+    with respect to query, key, value and the sinks. options: for a call on the CPU. No tensor may be a lazy negation,
+    which DLPack cannot express."""
     function, functions = _library()
     query, key, value, captures, sinks, seed, *_ = call
     words = array(

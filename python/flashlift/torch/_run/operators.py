@@ -46,8 +46,8 @@ _LIBRARY = torch.library.Library("flashlift", "FRAGMENT")
 
 
 def _register(name: str, kernel: Callable[..., Any], fake: Callable[..., Any]) -> None:
-    """Without torch.library.custom_op, which takes a quarter of a short call for a wrapper and for looking whether
-    results share memory with arguments: ours never do."""
+    """Does not use torch.library.custom_op: its wrapper, and its check whether results share memory with arguments,
+    take a quarter of a short call. Our results never share memory."""
     torch.library.define(name, torch.library.infer_schema(kernel, mutates_args=()), tags=torch.Tag.pt2_compliant_tag)
     for device in DEVICES:
         torch.library.impl(name, device, kernel)
@@ -55,8 +55,8 @@ def _register(name: str, kernel: Callable[..., Any], fake: Callable[..., Any]) -
 
 
 def _register_autograd(name: str, kernel: Callable[..., Any], backward: Any, setup_context: Any = None) -> None:
-    """As torch.library.register_autograd; but a call that nothing else has to see, such as a compiled graph's, calls
-    the kernel at once: another round through the dispatcher, in Python, takes as long as the kernel's own Python."""
+    """Like torch.library.register_autograd; but a call that nothing else must see, such as a compiled graph's, calls
+    the kernel at once: another pass through the dispatcher, in Python, takes as long as the kernel's own Python."""
     through_dispatcher = differentiable(getattr(torch.ops.flashlift, name).default, backward, setup_context)
 
     def call(keys: Any, *given: Any) -> Any:
@@ -95,7 +95,8 @@ def _attention_backward(
     features: str,
     scale: float,
 ) -> list[torch.Tensor]:
-    """The gradients by query, key, value, the captured tensors whose numbers are wanted, and the sinks, if any."""
+    """The gradients with respect to query, key, value, the captured tensors whose numbers are wanted, and the sinks, if
+    any."""
     call = Call.of_backward(query, key, value, captures, sinks, seed, features, scale, out, residual)
     return differentiate(grad_out, grad_lse, call, out, lse, residual, wanted)
 
@@ -110,7 +111,7 @@ _register("flashlift::attention_backward", _attention_backward, _fake_backward)
 
 
 def wanted_of(needed: Sequence[bool], captures: Sequence[torch.Tensor]) -> list[int]:
-    """The numbers of the captured tensors whose gradients are asked for, and exist."""
+    """The numbers of the captured tensors whose gradients are requested and exist."""
     return [i for i, (asked, one) in enumerate(zip(needed, captures, strict=True)) if asked and one.is_floating_point()]
 
 

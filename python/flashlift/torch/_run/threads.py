@@ -20,7 +20,7 @@ def _gomp_parallel() -> int | None:
     """The address of GOMP_parallel in the OpenMP runtime that torch uses; None if torch uses other threads."""
     if "ATen parallel backend: OpenMP" not in torch.__config__.parallel_info():
         return None
-    # Names are bound in this order for torch too: what was preloaded comes first.
+    # torch resolves names in the same order: preloaded libraries come first.
     for library in (ctypes.CDLL(None), ctypes.CDLL(LIBRARY)):
         found = getattr(library, "GOMP_parallel", None)
         if found is not None:
@@ -40,10 +40,10 @@ def _options(threads: int) -> RunOptions:
 
 
 def options_of_cpu() -> RunOptions | None:
-    """How a call on the CPU runs now: on torch's threads, as many as torch.get_num_threads() says in this thread.
+    """How a call on the CPU runs now: on torch's threads, as many as torch.get_num_threads() returns in this thread.
 
-    None, Flashlift's own pool, where torch runs on other threads than OpenMP's, and in a process that was forked:
-    libgomp would wait for threads that are missing there. One thread is the calling one in any case.
+    None, for Flashlift's own pool, if torch runs on other threads than OpenMP's, and in a process that was forked:
+    libgomp would wait for threads that do not exist there. A single thread is always the calling one.
     """
     threads = torch.get_num_threads()
     if threads > 1 and (_gomp_parallel() is None or _library().flashlift_openmp_is_forked()):

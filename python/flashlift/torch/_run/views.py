@@ -28,7 +28,7 @@ _CAPTURES, _D_CAPTURES = list(_FORWARD).index("captures"), list(_BACKWARD).index
 
 
 def taking_addresses(name: str) -> Any:
-    """The C function, to be given addresses of structures."""
+    """The C function, with arguments that are addresses of structures."""
     function = core()[name]
     function.restype = ctypes.c_void_p
     function.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.POINTER(RunOptions)]
@@ -36,15 +36,16 @@ def taking_addresses(name: str) -> Any:
 
 
 class Views:
-    """A call's arguments, alive as long as this is. torch makes views faster than ctypes would; and structures are
-    written as numbers, since ctypes, which keeps the objects behind pointers, takes longer than a short kernel."""
+    """Views of a call's arguments, valid as long as this object exists. torch makes views faster than ctypes would; and
+    structures are written as numbers, since ctypes, which keeps the objects behind pointers alive, takes longer than a
+    short kernel."""
 
     def __init__(self) -> None:
-        self._kept: list[object] = []  # capsules, and the memory of arguments
+        self._kept: list[object] = []  # keeps capsules and memory of arguments alive
 
     def of(self, tensor: torch.Tensor) -> int:
         """The address of the tensor's view."""
-        capsule = to_dlpack(tensor.resolve_neg())  # DLPack forgets a lazy negation
+        capsule = to_dlpack(tensor.resolve_neg())  # DLPack ignores a lazy negation
         self._kept.append(capsule)
         return _pointer_in(capsule, b"dltensor")
 
@@ -84,7 +85,7 @@ class Views:
         d_captures: Sequence[torch.Tensor | None],
         d_sinks: torch.Tensor | None,
     ) -> int:
-        """The address of a backward call's arguments, whose forward call's have the address `forward`."""
+        """The address of a backward call's arguments. `forward` is the address of its forward call's arguments."""
         fields = _BACKWARD | {
             "forward": forward,
             "d_out": self.of(d_out),
@@ -97,7 +98,7 @@ class Views:
         return self._address(fields, map(self.of_any, d_captures), _D_CAPTURES)
 
     def _address(self, fields: dict[str, int], captures: Iterable[int], pointer: int) -> int:
-        """Of a structure in memory, and behind it the addresses that its field of this number points to."""
+        """The address of a structure in memory, followed by the addresses that its field of this number points to."""
         memory = array("Q", [*fields.values(), *captures])
         self._kept.append(memory)
         address = memory.buffer_info()[0]

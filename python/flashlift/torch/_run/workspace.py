@@ -10,7 +10,7 @@ from flashlift._library import Allocate, RunOptions
 
 
 class _Taken(threading.local):
-    """What this thread's call has taken, and why it could not take any."""
+    """The memory that this thread's call has allocated, and the error if an allocation failed."""
 
     memory: torch.Tensor | None = None
     failure: Exception | None = None
@@ -21,18 +21,18 @@ _taken = _Taken()
 
 @Allocate
 def allocate(device: int | None, size: int) -> int | None:
-    """For a call of this thread, which give_back() ends."""
+    """Allocates for a call of this thread. give_back() ends the call."""
     try:
         _taken.memory = torch.empty(size, dtype=torch.uint8, device=torch.device("cuda", device or 0))
-    except Exception as failure:  # none may leave a function that C calls
+    except Exception as failure:  # no exception may leave a function that C calls
         _taken.failure = failure
         return None
     return _taken.memory.data_ptr()
 
 
 def give_back() -> None:
-    """Behind the call: PyTorch may give its memory to what is queued later on the same stream. Raises what kept it from
-    taking any: torch.OutOfMemoryError."""
+    """Called after the call: PyTorch may give its memory to work that is queued later on the same stream. Raises the
+    error of a failed allocation: torch.OutOfMemoryError."""
     failure = _taken.failure
     _taken.memory = _taken.failure = None
     if failure is not None:
@@ -41,7 +41,7 @@ def give_back() -> None:
 
 @contextlib.contextmanager
 def workspace(options: RunOptions | None, device: torch.device) -> Iterator[None]:
-    """The one call in this block, with these options, takes its memory from PyTorch if it runs on a GPU."""
+    """The one call in this block, with these options, allocates its memory from PyTorch if it runs on a GPU."""
     if device.type != "cuda" or options is None:
         yield
         return

@@ -16,19 +16,19 @@ class Dispatch(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """True would have PyTorch wrap the dispatch, which imports TorchDynamo: two seconds in a process's first call.
-        Dynamo leaves frames alone under a mode as it is."""
+        """With True, PyTorch would wrap the dispatch, which imports TorchDynamo: two seconds in a process's first call.
+        Dynamo skips frames under a mode in any case."""
         return False
 
     def __init__(self, recording: Recording) -> None:
         super().__init__()
         self._recording = recording
-        self._open: set[Any] = set()  # operations that are being taken apart
+        self._open: set[Any] = set()  # operations that are being decomposed
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         recording, kwargs = self._recording, kwargs or {}
         tensors = [one for one in _flatten(args, kwargs) if isinstance(one, torch.Tensor)]
-        if func is torch.ops.aten.lift_fresh.default:  # the tensor of a literal
+        if func is torch.ops.aten.lift_fresh.default:  # creates the tensor of a literal
             recording.keep(args[0])
         if recording.has_gradient and not torch.is_grad_enabled():
             recording.autograd_function = recording.autograd_function or running_autograd_function()
@@ -37,7 +37,7 @@ class Dispatch(TorchDispatchMode):
             return self._run_now(func, args, kwargs, tensors)
         if any(map(recording.is_number, tensors)):
             args, kwargs = recording.with_symbols((args, kwargs))
-        # Indexing is the same program for tables of any size; of all else it is not known.
+        # An index into tables of any size gives the same program; for other operations this is unknown.
         if not _is_indexing(func) and any(one.dim() for one in tensors):
             recording.depends_on_sizes = True
         result = translate(recording, func, args, kwargs)
@@ -52,8 +52,8 @@ class Dispatch(TorchDispatchMode):
         return result
 
     def _decompose(self, func: Any, args: tuple, kwargs: dict) -> Any:
-        """The operation by others, as PyTorch says that it is made of them; NotImplemented if it does not say so."""
-        if func in self._open:  # PyTorch's rules for what is elementary lead back to it
+        """The operation, expressed by others in PyTorch's own decomposition; NotImplemented if it has none."""
+        if func in self._open:  # PyTorch's decomposition of an elementary operation may use it again
             return NotImplemented
         self._open.add(func)
         try:
@@ -69,7 +69,7 @@ class Dispatch(TorchDispatchMode):
                     and func.namespace != "aten"
                     and func.has_kernel_for_dispatch_key(COMPOSITE)
                 ):
-                    return func._op_dk(COMPOSITE, *args, **kwargs)  # somebody's own operation, written in others
+                    return func._op_dk(COMPOSITE, *args, **kwargs)  # a user's operation, composed of others
             return result
         finally:
             self._open.discard(func)
@@ -82,12 +82,12 @@ class Dispatch(TorchDispatchMode):
         if depends and func._schema.is_mutable:
             raise TraceError(f"{func} changes a captured tensor{where()}")
         is_number = bool(depends) and all(map(recording.is_number, depends))
-        if is_number and func.overloadpacket is torch.ops.aten.pow:  # Python's of integers may be fractions
+        if is_number and func.overloadpacket is torch.ops.aten.pow:  # in Python, a power of integers may be a fraction
             raise TraceError(f"{func} needs numbers that do not change from call to call{where()}")
         if depends and not is_number:
             now, now_kwargs = tree_map_only(torch.Tensor, recording.number_or_tensor, (args, kwargs))
             if any(map(recording.is_number, depends)):
-                func = func.overloadpacket  # the overload that was called takes a tensor in place of a number
+                func = func.overloadpacket  # the called overload has a tensor in place of a number
             result = func(*now, **now_kwargs)
         else:
             result = func(*args, **kwargs)
@@ -105,7 +105,7 @@ class Dispatch(TorchDispatchMode):
             raise TraceError(
                 f"{func} reads a captured tensor's content while the mod is traced{where()}; use tensor operations only"
             )
-        if not recording.is_captured(result):  # an operation may give its argument back
+        if not recording.is_captured(result):  # an operation may return its argument
             func = func if recording.has_gradient else _without_gradient(func)
             recording.add_to_prelude(func, args, kwargs, result, is_number)
         return result

@@ -12,7 +12,7 @@ from flashlift.torch._trace.transforms import Unwrapped
 
 
 class IndexByTensors(TorchFunctionMode):
-    """table[b, q]: torch's own indexing reads the content of 0-dimensional index tensors; this one does not."""
+    """Traces table[b, q]: torch's own indexing would read the content of 0-dimensional index tensors."""
 
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         if func is torch.Tensor.__getitem__:
@@ -30,7 +30,7 @@ def _index_by_tensors(tensor: torch.Tensor, index: tuple) -> torch.Tensor:
     full = (slice(None),) * (tensor.dim() - consumed)
     at = next((i for i, one in enumerate(index) if one is Ellipsis), len(index))
     index = (*index[:at], *full, *index[at + 1 :])
-    # First what is no tensor, by torch's own indexing; then the tensors.
+    # First applies the parts that are not tensors, by torch's own indexing; then the tensors.
     by_others = tuple(slice(None) if isinstance(one, torch.Tensor) else one for one in index)
     if any(type(one) is not slice or one != slice(None) for one in by_others):
         tensor = tensor[by_others]
@@ -38,7 +38,7 @@ def _index_by_tensors(tensor: torch.Tensor, index: tuple) -> torch.Tensor:
     return torch.ops.aten.index.Tensor(tensor, by_tensor)
 
 
-# What gives a tensor's content without any ATen operation.
+# Functions that return a tensor's content without any ATen operation.
 _READS_CONTENT = frozenset(
     getattr(torch.Tensor, name)
     for name in ("numpy", "tolist", "__array__", "data_ptr", "untyped_storage", "storage", "__dlpack__")
@@ -46,8 +46,8 @@ _READS_CONTENT = frozenset(
 
 
 class ModFunctions(IndexByTensors):
-    """While a mod is traced: sees where it switches gradients off. Whether they are on does not tell, since
-    torch.autograd.Function has them off in its forward function. And where a graph reads a number."""
+    """While a mod is traced, notes where it switches gradients off, and where a graph reads a number. Whether gradients
+    are on is not enough: torch.autograd.Function switches them off in its forward function."""
 
     def __init__(self, recording: Recording, unwrapped: Unwrapped) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ class ModFunctions(IndexByTensors):
         if func is set_grad_enabled:
             self._recording.has_gradient = args[0]
         if func is torch.Tensor.item and self._recording.is_number(args[0]):
-            return args[0]  # a tensor still, so that it is seen where it goes
+            return args[0]  # still a tensor, so that its uses are seen
         if func in _READS_CONTENT and self._recording.is_open(args[0]):
             raise TraceError(
                 f"Tensor.{func.__name__} reads the content of a tensor while the mod is traced{where()}; use tensor "

@@ -13,7 +13,7 @@ from flashlift._errors import UnsupportedError
 
 
 class TraceError(UnsupportedError):
-    """A mod does what a score program cannot say. The message names the operation and the line."""
+    """A mod does something that a score program cannot express. The message names the operation and the line."""
 
 
 def where() -> str:
@@ -30,8 +30,8 @@ def where() -> str:
 
 
 def running_autograd_function() -> str | None:
-    """The name of the torch.autograd.Function whose forward function runs, if any. Not by the frame of its apply():
-    that is a function of C's since PyTorch 2.14."""
+    """The name of the torch.autograd.Function whose forward function runs, if any. Does not look for the frame of
+    apply(), which is a C function since PyTorch 2.14."""
     names = {}
     for kind in _subclasses(torch.autograd.Function):
         forward = inspect.unwrap(kind.forward)

@@ -16,14 +16,16 @@ CPU = torch.device("cpu")
 
 @dataclass(frozen=True)
 class Slot:
-    """A tensor or a number of the prelude: what is captured, or an operation on it gives, in a call."""
+    """A tensor or a number of the prelude: a captured one, or the result of an operation on captured ones, computed for
+    each call."""
 
     number: int
-    dtype: torch.dtype | None = None  # of a number, as the program reads it
+    dtype: torch.dtype | None = None  # for a number, the type in which the program reads it
 
 
 class Size(int):
-    """The size of a dimension of what is captured. It is that of the traced call; another call's may be another."""
+    """The size of a dimension of a captured tensor. In the traced call it has this value; another call may have
+    another."""
 
     source: "SizeOf"
 
@@ -43,26 +45,27 @@ class SizeOf:
     dtype: torch.dtype = torch.int32
 
 
-Source = Slot | SizeOf | torch.Tensor  # a tensor: one that the mod makes itself
+Source = Slot | SizeOf | torch.Tensor  # a tensor that the mod creates itself
 
 
 @dataclass
 class Trace:
-    """A mod as a program, and how to get the tensors that the program reads from those that the mod captures."""
+    """A mod as a program, and the operations that compute the tensors that the program reads from those that the mod
+    captures."""
 
     kind: str
     result: Node
     builder: Builder
     captures: list[Capture]
-    sources: list[Source]  # of each capture
-    # Operations on what is captured: (function, arguments, keyword arguments, whether the result is a number), giving
-    # the slots after the leaves'.
+    sources: list[Source]  # of the captured tensors
+    # Operations on captured values: (function, arguments, keyword arguments, whether the result is a number). Their
+    # results have the slots after those of the leaves.
     prelude: list[tuple[Callable, tuple, dict, bool]]
-    # Whether another program might come of captured tensors of other sizes, rather than the same one.
+    # Whether captured tensors of other sizes may give another program.
     depends_on_sizes: bool = False
-    # The name of a torch.autograd.Function in it: its own backward function is no part of the program.
+    # The name of a torch.autograd.Function in it, whose own backward function is not part of the program.
     autograd_function: str | None = None
-    # Whether it holds tensors that are neither among the leaves nor made by the mod: another function's may be others.
+    # Whether it contains tensors that are neither leaves nor created by the mod: they may differ in another function.
     reads_unknown: bool = False
     # Indices that are sums of coordinates, with the sizes of the dimensions that they index.
     read_at: list[tuple[Node, SizeOf | int]] = field(default_factory=list)
@@ -74,7 +77,7 @@ class Trace:
         found = self._texts.get(key)
         if found is None:
             text, used = print_program(self.kind, self.result, self.captures, self.builder, bounds)
-            if len(self._texts) > 64:  # of many lengths, those in use come back soon enough
+            if len(self._texts) > 64:  # if there are many lengths, those in use are soon added again
                 self._texts.clear()
             found = self._texts[key] = (text, [self.sources[i] for i in used])
         return found
@@ -87,8 +90,8 @@ class Trace:
         device: torch.device = CPU,
         bounds: Bounds | None = None,
     ) -> list[torch.Tensor]:
-        """The tensors behind `sources` when the mod captures `leaves` and, as arguments, `numbers`. Raises IndexError,
-        as PyTorch does, where coordinates within `bounds` are beyond what they index."""
+        """The tensors for `sources` if the mod captures `leaves` and, as arguments, `numbers`. Raises IndexError, as
+        PyTorch does, if coordinates within `bounds` are out of range for the tensor that they index."""
         slots: list[Any] = [*leaves, *numbers]
         in_mode = count_of_modes() > 0
         for function, args, kwargs, is_number in self.prelude:
@@ -108,7 +111,7 @@ class Trace:
             else:
                 value = slots[one.number] if type(one) is Slot else one
             if type(one) not in (Slot, SizeOf) and in_mode:
-                # A graph is being traced: it makes its constants itself, whatever tensors it is made of.
+                # While a graph is traced, it must create its constants itself, from tensors of any kind.
                 value = torch.tensor(value.tolist(), dtype=value.dtype, device=device)
             elif isinstance(value, torch.SymFloat):
                 value = as_tensor(value).to(one.dtype).to(device)
@@ -141,8 +144,8 @@ class Trace:
 
 @functools.lru_cache(maxsize=4096)
 def _number_tensor(value: int | float, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """A number as programs read it. Kept: making a tensor takes longer than finding one, and copying it to a GPU longer
-    still."""
+    """A number in the form that programs read. Cached: making a tensor takes longer than finding one, and copying it to
+    a GPU takes longer still."""
     with disable_modes(), disable_transforms():
         return torch.tensor(value, dtype=dtype, device=device)
 
@@ -151,7 +154,7 @@ _copies: "weakref.WeakKeyDictionary[torch.Tensor, torch.Tensor]" = weakref.WeakK
 
 
 def _moved(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """A scalar, or a table that the mod makes itself, where the kernel can read it."""
+    """Moves a scalar, or a table that the mod creates itself, to the device where the kernel can read it."""
     if tensor.requires_grad or tensor._version:
         return tensor.to(device)
     copy = _copies.get(tensor)
@@ -161,12 +164,12 @@ def _moved(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 
 def as_tensor(number: Any) -> torch.Tensor:
-    """A number in Python's own precision."""
+    """A number as a tensor, in Python's own precision."""
     if isinstance(number, torch.SymInt):
         return torch.full((), cast(int, number), dtype=torch.int64, device=CPU)
     if isinstance(
         number, torch.SymFloat
-    ):  # of a product AOTAutograd makes tensors; it would compile another torch.full anew
+    ):  # AOTAutograd would make a product a tensor, and compile another torch.full for it
         return torch.ones((), dtype=torch.float64, device=CPU) * cast(float, number)
     if isinstance(number, torch.Tensor):
         return number

@@ -14,7 +14,7 @@ from flashlift.torch._trace.values import Value
 
 
 class Symbol:
-    """A number that is an argument. Where torch asks, it is the number of the call that was traced."""
+    """A number that is an argument. If torch reads it, it has the value of the traced call."""
 
     node: Node
 
@@ -28,7 +28,8 @@ class _FloatSymbol(float, Symbol):
 
 
 class Recording:
-    """What one trace has recorded. Traced tensors are ordinary ones (filled with ones), known by their identity."""
+    """What one trace has recorded. Traced tensors are ordinary tensors (filled with ones), recognised by their
+    identity."""
 
     def __init__(
         self,
@@ -36,7 +37,7 @@ class Recording:
         numbers: Sequence[torch.Tensor] = (),
         wrapped: Mapping[int, torch.Tensor] = MappingProxyType({}),
     ) -> None:
-        """wrapped: by the identities of tensors, those in whose places they are."""
+        """wrapped: maps the identities of tensors to the tensors that they replace."""
         self.builder = Builder()
         self.captures: list[Capture] = []
         self.sources: list[Source] = []
@@ -44,20 +45,20 @@ class Recording:
         self._values: dict[int, Value] = {}
         self._slots: dict[int, Slot] = {id(leaf): Slot(i) for i, leaf in reversed(list(enumerate(leaves)))}
         self._slot_count = len(leaves)
-        self._numbers: dict[int, int | float] = {}  # of the tensors that stand for numbers
+        self._numbers: dict[int, int | float] = {}  # of tensors that represent numbers
         for one in numbers:
             fits = one.is_floating_point() or abs(one.item()) <= LARGEST_ARGUMENT
             self._add_slot(one, torch.float32 if one.is_floating_point() else torch.int32 if fits else torch.int64)
         self.depends_on_sizes = False
         self.read_at: dict[tuple[Node, SizeOf | int], None] = {}
         self.reads_unknown = False
-        self._made: set[int] = set()  # identities of the tensors that the mod makes of nothing
+        self._made: set[int] = set()  # identities of tensors that the mod creates without operands
         self._wrapped = wrapped
         self.autograd_function: str | None = None
-        self.has_gradient = True  # not while the mod runs under torch.no_grad()
+        self.has_gradient = True  # False while the mod runs under torch.no_grad()
         self._capture_of: dict[int, Value] = {}
         self._sizes: dict[int | SizeOf, Value] = {}
-        self._alive: list[torch.Tensor] = [*leaves, *numbers]  # so that no identity is used twice
+        self._alive: list[torch.Tensor] = [*leaves, *numbers]  # so that no identity is reused
 
     def traced(self, value: Value) -> torch.Tensor:
         """A tensor that stands for a value."""
@@ -72,7 +73,7 @@ class Recording:
         self._alive.append(tensor)
 
     def keep(self, tensor: torch.Tensor) -> None:
-        """Keeps a constant alive for as long as the trace goes by identities."""
+        """Keeps a constant alive as long as the trace depends on identities."""
         self._alive.append(tensor)
         self._made.add(id(tensor))
 
@@ -91,14 +92,15 @@ class Recording:
         return id(tensor) in self._slots
 
     def is_open(self, tensor: torch.Tensor) -> bool:
-        """Whether a call decides what is in it: it is traced, or captured."""
+        """Whether a tensor's content differs between calls: it is traced, or captured."""
         return id(tensor) not in self._made
 
     def is_unknown(self, tensor: torch.Tensor) -> bool:
         return not any(id(tensor) in known for known in (self._values, self._slots, self._made))
 
     def value_of(self, tensor: torch.Tensor) -> Value:
-        """What a tensor stands for: a traced one its value; any other one is captured, or a constant."""
+        """The value that a tensor stands for: a traced tensor's own value; any other tensor is captured, or a
+        constant."""
         found = self._values.get(id(tensor)) or self._capture_of.get(id(tensor))
         if found is not None:
             return found
@@ -126,7 +128,8 @@ class Recording:
         return Value(dtype, tuple(shape), lambda index: self.builder.node(op, type_, tuple(index), number))
 
     def size(self, size: int) -> Node:
-        """The size of a dimension, as something that the program reads: another size is no other program."""
+        """The size of a dimension, as something that the program reads, so that another size does not need another
+        program."""
         key = size.source if isinstance(size, Size) else size
         if key not in self._sizes:
             value = torch.tensor(size, dtype=torch.int32, device=CPU)
@@ -140,7 +143,7 @@ class Recording:
             self._numbers[id(tensor)] = tensor.item()
 
     def add_to_prelude(self, func: Callable, args: tuple, kwargs: dict, result: torch.Tensor, is_number: bool) -> None:
-        """Records an operation on what is captured, to be done again for each call."""
+        """Records an operation on captured tensors, which runs again for each call."""
         recorded = tree_map_only(torch.Tensor, lambda one: self._slots.get(id(one), one), (args, kwargs))
         self.prelude.append((func, *recorded, is_number))
         number_type = None
@@ -151,7 +154,7 @@ class Recording:
         self._alive.append(result)
 
     def add_parts_to_prelude(self, func: Callable, args: tuple, kwargs: dict, parts: Sequence[torch.Tensor]) -> None:
-        """An operation of several results, such as torch.chunk."""
+        """Records an operation with several results, such as torch.chunk."""
         recorded = tree_map_only(torch.Tensor, lambda one: self._slots.get(id(one), one), (args, kwargs))
         self.prelude.append((func, *recorded, False))
         whole = Slot(self._slot_count)
@@ -160,7 +163,7 @@ class Recording:
             self.add_to_prelude(operator.getitem, (whole, i), {}, one, False)
 
     def with_symbols(self, given: Any) -> Any:
-        """Arguments with each tensor that stands for a number as that number."""
+        """The arguments, with each tensor that stands for a number replaced by that number."""
 
         def symbol(tensor: torch.Tensor) -> Any:
             number = self._numbers.get(id(tensor))
@@ -175,7 +178,7 @@ class Recording:
         return tree_map_only(torch.Tensor, symbol, given)
 
     def detached(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The same values, without a gradient: a program differentiates no integers."""
+        """The same values, without a gradient: programs do not differentiate integers."""
         if not tensor.is_floating_point() or not self.is_traced(tensor):
             return tensor
         value = self.value_of(tensor)

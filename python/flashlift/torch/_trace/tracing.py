@@ -37,12 +37,12 @@ def trace(
 ) -> Trace:
     """Runs `mod` over traced scalars.
 
-    leaves: the tensors that it captures, as far as they are known; others that it reads become constants.
+    leaves: the tensors that it captures, as far as they are known; other tensors that it reads become constants.
     extra: further arguments for it, after the scalars; they are leaves as well.
-    numbers: tensors that it captures in place of numbers, which are arguments of the program.
-    Raises TraceError for what a program cannot say.
+    numbers: tensors that replace numbers that it captures; they become arguments of the program.
+    Raises TraceError for what a program cannot express.
     """
-    # Gradients are on here, so that they are on again where a mod leaves torch.no_grad().
+    # Gradients are enabled here, so that they are enabled again where a mod leaves torch.no_grad().
     unwrapped = Unwrapped()
     with (
         disable_modes(),

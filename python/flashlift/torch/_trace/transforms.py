@@ -9,12 +9,13 @@ from flashlift.torch._trace.record import CPU
 
 
 class Unwrapped:
-    """While a mod is traced, torch.func's transforms are left, and what they wrapped has an ordinary tensor of the same
-    shape in its place: operations on it would go to the transform, and give wrappers that nobody has seen."""
+    """While a mod is traced, leaves torch.func's transforms, and replaces each tensor that they wrap by an ordinary
+    tensor of the same shape: operations on the wrapped one would go to the transform, and give wrappers that the
+    recording does not know."""
 
     def __init__(self) -> None:
         self.in_transform = are_transforms_active()
-        self.wrapped: dict[int, torch.Tensor] = {}  # by the identities of those in their places
+        self.wrapped: dict[int, torch.Tensor] = {}  # by the identities of the tensors that replace them
         self._in_place: dict[int, torch.Tensor] = {}
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -22,7 +23,7 @@ class Unwrapped:
             return tensor
         found = self._in_place.get(id(tensor))
         if found is None:
-            with disable_modes():  # a transform would wrap this too, but has been left
+            with disable_modes():  # the transform was left, but would wrap this, too
                 found = torch.zeros((), dtype=tensor.dtype, device=CPU).expand(tensor.shape)
             self._in_place[id(tensor)] = found
             self.wrapped[id(found)] = tensor

@@ -12,8 +12,8 @@ Index = tuple[Node, ...]
 
 @dataclass(frozen=True)
 class Value:
-    """A tensor of program values. Its elements are made when they are asked for, so that a row of a captured table
-    costs nothing until one element of it is read."""
+    """A tensor of program values. Its elements are created when they are first read, so that a row of a captured table
+    costs nothing until then."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -30,7 +30,7 @@ class Value:
 
 
 def broadcast_index(value: Value, index: Index, builder: Builder) -> Index:
-    """The index into `value` for an index into something that it is broadcast to."""
+    """The index into `value` that corresponds to an index into a tensor that it is broadcast to."""
     tail = index[len(index) - len(value.shape) :]
     return tuple(builder.constant(0, "i64") if size == 1 else one for size, one in zip(value.shape, tail, strict=True))
 
@@ -43,7 +43,7 @@ def reshaped(value: Value, shape: tuple[int, ...], builder: Builder) -> Value:
     """The same elements in row-major order under another shape."""
     if [size for size in shape if size != 1] == [size for size in value.shape if size != 1]:
 
-        def move(index: Index) -> Node:  # only dimensions of size 1 come or go: no arithmetic
+        def move(index: Index) -> Node:  # only adds or removes dimensions of size 1: no arithmetic
             kept = iter([one for size, one in zip(shape, index, strict=True) if size != 1])
             return value.at(tuple(builder.constant(0, "i64") if size == 1 else next(kept) for size in value.shape))
 

@@ -1,4 +1,4 @@
-// Of processors of which nothing is asked.
+// For processors whose capabilities are not detected.
 #include "cpu/tile/capabilities.h"
 
 namespace flashlift::cpu {

@@ -1,4 +1,4 @@
-// For any processor.
+// Kernels for any processor.
 #define FLASHLIFT_ISA_NAMESPACE portable
 #define FLASHLIFT_ISA_VALUE Isa::kPortable
 

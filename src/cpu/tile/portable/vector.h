@@ -1,4 +1,4 @@
-// 8 floats in an array: plain C++ that a compiler may make vectors of, for any processor.
+// 8 floats in an array: plain C++ that a compiler may vectorise for any processor.
 #pragma once
 
 #include <bit>
@@ -20,7 +20,7 @@ struct Vector {
   static constexpr int kAccumulators =
       12;  // as AVX2: what comes next is prefetched at that rate (cpu/prefetch_queue.h)
 
-  // Denormal numbers cost what they cost: how to flush them differs from processor to processor.
+  // Does nothing: each kind of processor has its own way to flush denormal numbers.
   struct FlushDenormals {
     FlushDenormals() {}
     ~FlushDenormals() {}
@@ -62,7 +62,7 @@ struct Vector {
   static Float mul(Float a, Float b) {
     return make([&](int i) { return a.lanes[i] * b.lanes[i]; });
   }
-  // The product is exact in f64, which takes less than a call of fma() where no instruction does it.
+  // The product is exact in f64. Where the processor has no fused multiply-add, this is faster than a call of fma().
   static float multiply_add(float a, float b, float c) {
 #ifdef __FP_FAST_FMAF
     return __builtin_fmaf(a, b, c);

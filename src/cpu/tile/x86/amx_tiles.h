@@ -1,7 +1,8 @@
-// The matrix product in AMX tiles of 16 rows, for pairs_impl.h. Rows that fill no tile are left to the dot product.
+// The matrix product in AMX tiles of 16 rows, for pairs_impl.h. The dot product computes the rows that do not fill a
+// tile.
 //
-// Written over FLASHLIFT_TILE_* so that the tests can run it where there is no AMX: the intrinsics take the number of a
-// tile as a literal.
+// Uses the macros FLASHLIFT_TILE_*, so that tests can run it without AMX: the intrinsics take the number of a tile as a
+// literal.
 #pragma once
 
 namespace flashlift::cpu::FLASHLIFT_ISA_NAMESPACE {
@@ -90,7 +91,7 @@ void multiply_tile_rows(int vectors, int64_t depth, const Bf16* a, int64_t a_str
   }
 }
 
-// Returns how many rows it has done.
+// Returns the number of rows that it computed.
 int64_t multiply_tiles(int64_t rows, int vectors, int64_t depth, const Bf16* a, int64_t a_stride, const Bf16* b,
                        int64_t b_stride, float* c, int64_t c_stride, bool accumulate) {
   const int64_t a_bytes = a_stride * 2;

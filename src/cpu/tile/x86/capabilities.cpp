@@ -7,7 +7,7 @@
 namespace flashlift::cpu {
 namespace {
 
-// Linux gives a process the tiles' large state only on request, once for all its threads.
+// Linux enables the tiles' large register state only on request, once for all threads of the process.
 bool request_amx() {
   unsigned eax = 0;
   unsigned ebx = 0;
@@ -29,7 +29,8 @@ bool request_amx() {
 }  // namespace
 
 Capabilities detect_capabilities() {
-  // The builtins ask CPUID and XGETBV, so an operating system that does not save the registers counts as lacking them.
+  // The builtins read CPUID and XGETBV, so that a capability whose registers the operating system does not save counts
+  // as missing.
   __builtin_cpu_init();
   Capabilities found;
   if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c")) {
@@ -41,8 +42,8 @@ Capabilities detect_capabilities() {
   }
   if (__builtin_cpu_supports("avx512bf16")) {
     found.add(Capability::kAvx512Bf16);
-    // AMD's processors take half as long for it as for the two multiply-adds; Intel's take four times as long as for
-    // one, and leave bf16 to AMX.
+    // On AMD's processors, the bf16 dot product takes half as long as the two multiply-adds that it replaces. On
+    // Intel's it takes four times as long as one multiply-add, and AMX is the better choice.
     if (__builtin_cpu_is("amd")) {
       found.add(Capability::kFastBf16Dot);
     }

@@ -5,9 +5,9 @@
 
 namespace flashlift::cpu::FLASHLIFT_ISA_NAMESPACE {
 
-// Takes and leaves numbers below 2^-126 as zeros while it lives. A processor takes some hundred cycles for a
-// multiply-add that gives such a number, and sums of small probabilities can be full of them: with ALiBi the backward
-// pass took four times as long.
+// During its lifetime, numbers below 2^-126 are read and written as zeros. A processor takes some hundred cycles for a
+// multiply-add with such a result, and sums of small probabilities may contain many: with ALiBi, the backward pass took
+// four times as long.
 class FlushDenormalsOfX86 {
  public:
   FlushDenormalsOfX86() : before_(_mm_getcsr()) { _mm_setcsr(before_ | kFlushToZero | kDenormalsAreZero); }

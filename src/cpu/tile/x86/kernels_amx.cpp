@@ -1,4 +1,5 @@
-// Compiled for AMX with bf16, and AVX-512 with the bf16 dot product: called only where CPUID and the kernel say so.
+// Compiled for AMX with bf16, and AVX-512 with the bf16 dot product. Called only if CPUID and the operating system
+// report these.
 #define FLASHLIFT_ISA_NAMESPACE amx
 #define FLASHLIFT_ISA_VALUE Isa::kAmx
 #define FLASHLIFT_PAIR_PRODUCT "cpu/tile/x86/pair_product_amx.h"

@@ -1,4 +1,4 @@
-// Compiled for AVX2, FMA and F16C: called only where CPUID says so.
+// Compiled for AVX2, FMA and F16C. Called only if CPUID reports these.
 #define FLASHLIFT_ISA_NAMESPACE avx2
 #define FLASHLIFT_ISA_VALUE Isa::kAvx2
 

@@ -1,4 +1,4 @@
-// Compiled for AVX-512 F, BW, DQ and VL: called only where CPUID says so.
+// Compiled for AVX-512 F, BW, DQ and VL. Called only if CPUID reports these.
 #define FLASHLIFT_ISA_NAMESPACE avx512
 #define FLASHLIFT_ISA_VALUE Isa::kAvx512
 

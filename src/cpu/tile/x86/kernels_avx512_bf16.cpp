@@ -1,4 +1,4 @@
-// Compiled for AVX-512 with the bf16 dot product: called only where CPUID says so.
+// Compiled for AVX-512 with the bf16 dot product. Called only if CPUID reports it.
 #define FLASHLIFT_ISA_NAMESPACE avx512_bf16
 #define FLASHLIFT_ISA_VALUE Isa::kAvx512Bf16
 #define FLASHLIFT_PAIR_PRODUCT "cpu/tile/x86/pair_product_avx512_bf16.h"

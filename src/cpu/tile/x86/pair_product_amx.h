@@ -1,4 +1,4 @@
-// AMX tiles, and the AVX-512 dot product for what fills no tile, for pairs_impl.h.
+// AMX tiles, and the AVX-512 dot product for rows that do not fill a tile, for pairs_impl.h.
 #pragma once
 
 #define FLASHLIFT_TILE_CONFIGURE(configuration) _tile_loadconfig(configuration)

@@ -35,7 +35,7 @@ __m512i load_pairs(const MatrixView& src, int64_t row, int64_t column, int64_t n
   return _mm512_load_si512(elements);
 }
 
-// bf16 times a power of two: exact but for what leaves bf16's range, where scaling in f32 rounds the same way.
+// bf16 times a power of two. Exact, except beyond bf16's range, where scaling in f32 rounds in the same way.
 __m512i scale_pairs(__m512i x, Float factor) {
   const Float even = Vector::mul(_mm512_castsi512_ps(_mm512_slli_epi32(x, 16)), factor);
   const Float odd = Vector::mul(_mm512_castsi512_ps(_mm512_and_si512(x, _mm512_set1_epi32(-65536))), factor);
@@ -122,7 +122,7 @@ struct PairProduct {
   using Element = Bf16;
   using Operand = __m512i;
   static constexpr int kDepth = 2;
-  static constexpr int64_t kLongestSum = 0;  // like the tiles of AMX, beside which it multiplies what is left over
+  static constexpr int64_t kLongestSum = 0;  // like AMX tiles, together with which it computes a product
   static Operand load(const Bf16* b) { return _mm512_loadu_si512(b); }
   static Operand broadcast(const Bf16* a) {
     int32_t pair;
@@ -139,8 +139,8 @@ void multiply_pairs(int64_t rows, int vectors, int64_t depth, const Bf16* a, int
   multiply_any<PairProduct, false>(rows, vectors, depth, a, a_stride, b, b_stride, c, c_stride, accumulate, prefetches);
 }
 
-// Where the softmax leaves its exponentials: see PairKernels::softmax. Writing runs behind reading in the same row. The
-// dot product with ones adds them as the product with the values reads them.
+// Stores the exponentials of the softmax; see PairKernels::softmax. Writes stay behind reads in the same row. A dot
+// product with ones adds exactly the numbers that the product with the values reads.
 struct RoundedExponentials {
   void store(float* row, int64_t c, Float p) {
     const __m256i rounded = round_bf16(p);

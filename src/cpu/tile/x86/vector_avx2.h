@@ -20,7 +20,7 @@ struct Vector {
   static constexpr int kAccumulators = 12;
 
   using FlushDenormals = FlushDenormalsOfX86;
-  // Into the second-level cache.
+  // Prefetches into the second-level cache.
   static void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T1); }
 
   static Float zero() { return _mm256_setzero_ps(); }
@@ -74,7 +74,7 @@ struct Vector {
     p = fma(p, r, set(kExp2Polynomial[1]));
     p = fma(p, r, set(kExp2Polynomial[0]));
     const __m256i exponent = _mm256_slli_epi32(_mm256_cvtps_epi32(whole), 23);
-    // The shift of a NaN's exponent leaves a NaN's bits alone: cvtps gives 0x80000000, which shifts out.
+    // NaN stays NaN: cvtps gives 0x80000000 for it, which the shift makes 0.
     const Float scaled = _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(p), exponent));
     return _mm256_andnot_ps(_mm256_cmp_ps(x, lowest, _CMP_LT_OQ), scaled);
   }

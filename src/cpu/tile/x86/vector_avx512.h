@@ -19,7 +19,7 @@ struct Vector {
   static constexpr int kAccumulators = 24;
 
   using FlushDenormals = FlushDenormalsOfX86;
-  // Into the second-level cache.
+  // Prefetches into the second-level cache.
   static void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T1); }
 
   static Float zero() { return _mm512_setzero_ps(); }
@@ -65,8 +65,8 @@ struct Vector {
     return _mm_cvtss_f32(_mm_add_ss(z, _mm_movehdup_ps(z)));
   }
 
-  // 2^x for x <= 0 or NaN. The fraction is taken in [0, 1) so that scalef, which scales by 2^floor(x), needs no
-  // rounding of its own; VREDUCE gives 0 for -inf, and scalef then gives 0.
+  // 2^x for x <= 0 or NaN. The fraction is in [0, 1), so that scalef, which scales by 2^floor(x), does not round.
+  // VREDUCE of -inf is 0, and so is the result of scalef.
   static Float exp2_nonpositive(Float x) {
     const Float r = _mm512_reduce_ps(x, 1);
     Float p = set(kExp2Polynomial[5]);

@@ -68,7 +68,7 @@ struct ElementF64 {
   static FL_OP float scalar(Bits x) { return static_cast<float>(x); }
 };
 
-// Floats as integers in the order of their values: bounds of all types are then alike. NaN comes last.
+// Maps floats to integers in the order of their values, so that bounds of all types are alike. NaN comes last.
 constexpr i32 kOrderedNan = 0x7f800001;
 FL_OP i32 ordered(float x) {
   const i32 bits = __float_as_int(x);
@@ -102,7 +102,7 @@ template <typename Element, typename... Indices>
 FL_OP typename Element::Scalar op_load(const CaptureArgument& capture, Indices... indices) {
   i64 offset = 0;
   int d = 0;
-  // The last dimension is the one that changes from key to key: its stride fits 32 bits (the host sees to it), so that
+  // The last index is the one that changes from key to key: its stride fits 32 bits (the host guarantees it), so that
   // an address is one multiply-add.
   ((offset += d + 1 == static_cast<int>(sizeof...(indices))
                   ? static_cast<i64>(clamp_index(capture, d, indices)) * static_cast<i32>(capture.strides[d])
@@ -112,7 +112,8 @@ FL_OP typename Element::Scalar op_load(const CaptureArgument& capture, Indices..
   return Element::scalar(__ldg(static_cast<const typename Element::Bits*>(capture.data) + offset));
 }
 
-// Are the positions from `first` to `first + reach` in dimension `d` inside, and elements neighbours?
+// Whether the positions from `first` to `first + reach` in dimension `d` are inside, and their elements are neighbours
+// in memory.
 FL_OP bool op_inside(const CaptureArgument& capture, int d, i32 first, int reach) {
   const i64 last = static_cast<i64>(first) + reach;
   return first >= 0 && last >= 0 && first < capture.sizes[d] && last < capture.sizes[d] && capture.strides[d] == 1;
@@ -130,7 +131,7 @@ FL_OP typename Element::Scalar op_load_inside(const CaptureArgument& capture, in
   return Element::scalar(__ldg(static_cast<const typename Element::Bits*>(capture.data) + offset + elements));
 }
 
-// See ops.def: the same steps as everywhere.
+// The same steps as everywhere: see ops.def.
 template <typename Element, typename Value>
 FL_OP i32 op_search(const CaptureArgument& capture, Value x) {
   const i32 size = max(capture.sizes[0], 1);

@@ -10,7 +10,7 @@ struct PhiloxWords {
   u32 x[4];
 };
 
-// A compile-time choice: loaded words would stay in registers through a kernel's loop, which has few to spare.
+// A compile-time choice: loaded words would occupy registers throughout a kernel's loop, which has few to spare.
 __device__ __forceinline__ u32 given_word(int i, const ForwardParams& params) {
 #if FL_DROPOUT_WORDS
   return i < params.device_dropout_count ? __ldg(params.device_dropout_words + i) : 0;
@@ -58,7 +58,7 @@ __device__ __forceinline__ bool keeps_key(int b, int h, int q, int kv, const For
 #endif
 }
 
-// Takes probabilities of a tile out (layout: softmax.cuh). `kv` is the thread's first column.
+// Sets the dropped probabilities of a tile to 0 (layout: softmax.cuh). `kv` is the thread's first column.
 template <int kCount>
 __device__ __forceinline__ void drop_out(float (&p)[kCount], const ForwardParams& params, const Rows& rows, int kv) {
 #if FL_DROPOUT && FL_KEEP_MASK
@@ -68,7 +68,7 @@ __device__ __forceinline__ void drop_out(float (&p)[kCount], const ForwardParams
     p[i] = keeps_key(rows.b, rows.h[r], rows.q[r], kv + i / 4 * 8 + i % 2, params) ? p[i] : 0.0f;
   }
 #elif FL_DROPOUT
-  // The keys that one counter's words belong to are 16 apart.
+  // Keys that use the words of one counter are 16 apart.
   constexpr int kKeys = 2 * kCount;
   constexpr int kGroup = kKeys < 64 ? kKeys : 64;
   constexpr int kWords = kGroup / 16;

@@ -67,13 +67,13 @@ __device__ __forceinline__ void store_global_if(bool condition, float* address, 
 }
 
 struct RowResult {
-  float scale;  // what the accumulator is multiplied by
+  float scale;  // the accumulator is multiplied by it
   float lse;
   float maximum;  // the largest score
   bool empty;     // no key and no sink
 };
 
-// Sums the row over its four threads and takes the sinks in.
+// Sums the row over its four threads, and includes the sinks.
 __device__ __forceinline__ RowResult finish_row(const ForwardParams& params, const RowState& state, int r, int h) {
   float sum = quad_sum(state.sum[r]);
   bool nan = sum != sum;
@@ -103,7 +103,7 @@ __device__ __forceinline__ RowResult finish_row(const ForwardParams& params, con
 #if FL_NORMALIZE
   weight = FL_INPUT_F32 ? weight / sum : __fdividef(weight, sum);
 #endif
-  // What softmax itself gives for an infinite score, inf - inf, is NaN.
+  // For an infinite score, softmax itself gives NaN: inf - inf.
   result.scale = nan || maximum == FL_INFINITY ? FL_NAN : weight * params.dropout_factor;
   if (result.empty) {
     result.scale = FL_EMPTY_NAN ? FL_NAN : 0.0f;
@@ -112,7 +112,8 @@ __device__ __forceinline__ RowResult finish_row(const ForwardParams& params, con
 }
 
 #if FL_EMPTY_UNIFORM
-// Overwrites an empty row by the mean of all values. Rare, so small code counts: one loop over memory.
+// Overwrites an empty row by the mean of all values. This is rare, so small code matters more than speed: one loop over
+// memory.
 __device__ __forceinline__ void fill_empty_row(const ForwardParams& params, int b, int h, int row) {
   OutElement* out = static_cast<OutElement*>(params.out) + b * params.out_strides.batch +
                     h * params.out_strides.head + row * params.out_strides.row;
@@ -133,7 +134,8 @@ __device__ __forceinline__ void fill_empty_row(const ForwardParams& params, int 
 }
 #endif
 
-// One row of the thread's pair; `inside`: does the tensor have it. In pairs, or chunks of 16 bytes.
+// Writes one row of the thread's pair, in pairs of elements or chunks of 16 bytes. `inside`: whether the tensor has the
+// row.
 template <int kCount>
 __device__ __forceinline__ void store_vectors(const float (&accumulator)[kCount], OutElement* out, int r, bool inside) {
   const int lane = threadIdx.x % 32;
@@ -162,8 +164,8 @@ __device__ __forceinline__ void store_vectors(const float (&accumulator)[kCount]
 #endif
 }
 
-// For outputs whose rows are not made of aligned chunks. Few are, but all calls wait for the compiler: one loop, over
-// sums in local memory.
+// For outputs whose rows do not consist of aligned chunks. These are rare, but every call waits for the compiler: so
+// this is one loop, over sums in local memory.
 template <int kCount>
 __device__ __forceinline__ void store_elements(const float (&accumulator)[kCount], OutElement* out, long long stride,
                                                int r, bool inside) {
@@ -206,13 +208,13 @@ __device__ __forceinline__ void store_statistic(float* values, const long long (
   values[b * strides[0] + h * strides[1] + row * strides[2]] = value;
 }
 
-// What is left to know of the thread's rows when nothing more comes to their statistics.
+// What must still be known about the thread's rows once their statistics are complete.
 struct FinishedRows {
   float scale[2];
   bool empty[2];
 };
 
-// Writes the statistics that are wanted.
+// Writes the requested statistics.
 __device__ __forceinline__ FinishedRows finish_rows(const ForwardParams& params, const RowState& state,
                                                     const Rows& rows) {
   FinishedRows finished;
@@ -255,13 +257,13 @@ __device__ __forceinline__ void write_rows(float (&accumulator)[kCount], const F
       for (int c = 0; c < 2; ++c) {
         float& x = accumulator[4 * j + 2 * r + c];
         const float rest = x - from_out(to_out(x));
-        x = fabsf(rest) < FL_INFINITY ? rest : 0.0f;  // what is not finite has no rest
+        x = fabsf(rest) < FL_INFINITY ? rest : 0.0f;  // an infinite or NaN value has no residual
       }
     }
     store_row(accumulator, params.residual, params, r, rows.b, rows.h[r], row);
 #endif
 #if FL_EMPTY_UNIFORM
-    __syncwarp();  // the row's other threads have written their part of it
+    __syncwarp();  // the row's other threads have written their parts
     if (finished.empty[r] && row < params.q_len) {
       fill_empty_row(params, rows.b, rows.h[r], row);
     }

@@ -22,7 +22,7 @@ struct CaptureArgument {
   const void* data;
   // The smallest and the largest element of each block (captures.cuh); null where unknown.
   const void* bounds;
-  int sizes[8];  // 1 where all elements along a dimension are one
+  int sizes[8];  // 1 if all elements along a dimension are the same
   long long strides[8];
 };
 
@@ -51,13 +51,13 @@ struct ForwardParams {
   const void* k;
   const void* v;
   void* out;
-  void* residual;      // of out's type and strides; null unless wanted
-  float* lse;          // null unless wanted
-  float* row_max;      // null unless wanted
+  void* residual;      // of out's type and strides; null unless requested
+  float* lse;          // null unless requested
+  float* row_max;      // null unless requested
   const float* sinks;  // null unless the problem has sinks
   // Zero before and after every launch. sm_90: {next tile, finished blocks}; decode: finished splits of each unit.
   int* counters;
-  float* partials;        // decode only: what the splits of a unit found
+  float* partials;        // decode only: the partial results of a unit's splits
   const int* page_table;  // null unless k and v are paged
 
   Strides q_strides;
@@ -83,24 +83,24 @@ struct ForwardParams {
   int vector_q;
   int vector_k;
   int vector_v;
-  int vector_out;         // the residual's, too
+  int vector_out;         // also for the residual
   int heads_per_section;  // heads whose K and V share the L2 cache: scheduled together
 
-  // The seed's low half and its high one, and the batch and the query head that count as the first; from the device's
-  // memory instead, with so many there, if FL_DROPOUT_WORDS.
+  // The low and the high half of the seed, and the numbers of the first batch and of the first query head. If
+  // FL_DROPOUT_WORDS is set, that many of these words come from the device's memory instead.
   unsigned dropout_words[4];
   const unsigned* device_dropout_words;
   int device_dropout_count;
   // A key stays in a row if its random word is at least the threshold.
   unsigned dropout_threshold;
   float dropout_factor;  // 1 without dropout
-  // Which keys stay instead, where the problem has a keep mask. A stride is 0 along a dimension of size 1.
+  // Which keys stay, if the problem has a keep mask. A stride is 0 along a dimension of size 1.
   const unsigned char* keep;
   long long keep_strides[4];
 
   int zero;  // always 0; NVRTC cannot know that, and folds nothing with it
 
-  int pages;  // that there are, if k and v are paged
+  int pages;  // the number of pages, if k and v are paged
 
   int splits;  // decode only: blocks among which the keys of a unit are divided
 

@@ -57,8 +57,8 @@ FL_OP IntervalI<i64> point(i64 x) { return {x, x}; }
 FL_OP IntervalF point(float x) { return x != x ? IntervalF{FL_INFINITY, -FL_INFINITY, true} : IntervalF{x, x, false}; }
 FL_OP IntervalI<i32> range(i32 lo, i32 hi) { return {lo, hi}; }
 
-// A result that left its type's range has wrapped around. i64 bounds are kept where sums and differences of them cannot
-// overflow.
+// A result outside its type's range has wrapped around. Bounds of i64 are kept small enough that sums and differences
+// of them cannot overflow.
 template <typename T>
 FL_OP IntervalI<T> within(i64 lo, i64 hi);
 template <>
@@ -115,7 +115,7 @@ template <typename T>
 FL_OP IntervalI<T> iv_max(IntervalI<T> x, IntervalI<T> y) {
   return {max(x.lo, y.lo), max(x.hi, y.hi)};
 }
-// Divisions are monotone in x for a positive divisor; other divisors are rare enough to give up on.
+// Divisions are monotone in x for a positive divisor; other divisors are rare, and give no bounds.
 template <typename T>
 FL_OP IntervalI<T> iv_div(IntervalI<T> x, IntervalI<T> y) {
   return y.lo == y.hi && y.lo > 0 ? IntervalI<T>{x.lo / y.lo, x.hi / y.lo} : everything_i<T>();
@@ -156,8 +156,8 @@ FL_OP IntervalI<T> iv_ushr(IntervalI<T> x, IntervalI<T> y) {
   return x.lo >= 0 ? iv_shr(x, y) : everything_i<T>();
 }
 
-// f32, rounded outwards: any order of evaluation, contracted or not, stays inside. Products of infinite bounds would
-// meet 0 * inf; they give up.
+// f32 bounds are rounded outwards: any order of evaluation, contracted or not, stays inside. Infinite bounds in a
+// product could give 0 * inf; they give no bounds.
 FL_OP bool finite(const IntervalF& x) { return op_is_finite(x.lo) && op_is_finite(x.hi); }
 FL_OP IntervalF iv_add(IntervalF x, IntervalF y) {
   const bool opposite = (x.lo == -FL_INFINITY && y.hi == FL_INFINITY) || (x.hi == FL_INFINITY && y.lo == -FL_INFINITY);
@@ -180,7 +180,7 @@ FL_OP IntervalF iv_max(IntervalF x, IntervalF y) { return {fmaxf(x.lo, y.lo), fm
 FL_OP IntervalF iv_abs(IntervalF x) {
   return x.lo >= 0 ? x : (x.hi <= 0 ? iv_neg(x) : IntervalF{0.0f, fmaxf(-x.lo, x.hi), x.nan});
 }
-// Enough for what is added to a soft cap to mask.
+// These bounds are enough to find masks that are added to a soft cap.
 FL_OP IntervalF iv_tanh(IntervalF x) { return {-1.0f, 1.0f, x.nan}; }
 FL_OP IntervalF iv_floor(IntervalF x) { return {floorf(x.lo), floorf(x.hi), x.nan}; }
 FL_OP IntervalF iv_ceil(IntervalF x) { return {ceilf(x.lo), ceilf(x.hi), x.nan}; }
@@ -283,7 +283,8 @@ FL_OP IntervalF iv_to_f32(IntervalI<T> x) {
 FL_OP IntervalF iv_to_f32(IntervalB x) { return iv_to_f32(from_bool<i32>(x)); }
 FL_OP IntervalF iv_to_f32(IntervalF x) { return x; }
 
-// Loads: every value of the element type, unless the elements in reach are one, or their blocks' bounds are known.
+// Loads: every value of the element type is possible, unless all elements in reach are the same, or their blocks'
+// bounds are known.
 template <typename Scalar>
 struct ScalarInterval;
 template <>
@@ -343,7 +344,7 @@ FL_OP typename ScalarInterval<Scalar>::type stored_range(const CaptureArgument& 
 #pragma unroll 1
   for (int row = first_row; row <= last_row; ++row) {
     const Pair* bounds = static_cast<const Pair*>(capture.bounds) + (outer * row_blocks + row) * column_blocks;
-    // Both ends at once: a tile seldom has more blocks.
+    // Loads both ends at once: a tile seldom has more blocks.
     const Pair begin = __ldg(bounds + first);
     const Pair end = __ldg(bounds + last);
     smallest = min(smallest, min(begin.x, end.x));
@@ -358,15 +359,15 @@ FL_OP typename ScalarInterval<Scalar>::type stored_range(const CaptureArgument& 
   return Result::stored(smallest, largest);
 }
 
-// Elements up to which they are looked at one by one: of tensors that have one for each of many queries or keys.
+// Up to this many elements are read one by one: for tensors with one element for each of many queries or keys.
 constexpr int kFewElements = 8;
 
-// kRows: how many rows of the second last dimension share bounds; 1: each of them has its own.
+// kRows: the number of rows of the second last dimension that share bounds; 1: each row has its own.
 template <typename Element, int kRows, typename... Index>
 FL_OP typename ScalarInterval<typename Element::Scalar>::type iv_load(const CaptureArgument& capture, Index... index) {
   using Result = ScalarInterval<typename Element::Scalar>;
   constexpr int kRank = sizeof...(index);
-  constexpr int kOuter = kRank - (kRows > 1 ? 2 : 1);  // dimensions that must be one index
+  constexpr int kOuter = kRank - (kRows > 1 ? 2 : 1);  // dimensions in which only one index may occur
   IndexRange at[kRank + 1];
   int d = 0;
   ((at[d] = {clamp_index(capture, d, index.lo), clamp_index(capture, d, index.hi)}, ++d), ...);
@@ -417,7 +418,7 @@ FL_OP typename ScalarInterval<typename Element::Scalar>::type iv_load(const Capt
   return Result::everything();
 }
 
-// It never falls as x grows.
+// The result never falls as x grows.
 template <typename Element, typename Interval>
 FL_OP IntervalI<i32> iv_search(const CaptureArgument& capture, const Interval& x) {
   return {op_search<Element>(capture, x.lo), op_search<Element>(capture, x.hi)};

@@ -11,7 +11,7 @@ __device__ __forceinline__ const InputElement* query_row(const ForwardParams& pa
          row * params.q_strides.row;
 }
 
-// The page that holds a key. The entries of masked keys may hold anything, so entries are clamped.
+// The page that holds a key. The entries of masked keys may have any value, so entries are clamped.
 __device__ __forceinline__ int page_of_key(const ForwardParams& params, int b, int kv) {
 #if FL_PAGE_SIZE
   const int page = __ldg(params.page_table + b * params.page_table_strides[0] +

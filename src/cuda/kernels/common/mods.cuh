@@ -45,19 +45,19 @@ __device__ __forceinline__ bool has_unit_stride_loads(const ForwardParams& param
   return !(Mod::kColumns || Mod::kStraightLoads) || __all_sync(0xffffffff, even);
 }
 
-// The program's result for a score of row r in that case; `key` counts from kv.
+// The program's result for a score of row r, if has_unit_stride_loads() is true; `key` counts from kv.
 template <typename Mod>
 __device__ __forceinline__ auto value_at(float x, const typename Mod::Row (&row)[2], const typename Mod::Column& column,
                                          const ForwardParams& params, const Rows& rows, int r, int kv, int key) {
   if constexpr (Mod::kStraightLoads) {
-    const int first = FL_SPLIT ? r : 0;  // its two rows may be of other heads
+    const int first = FL_SPLIT ? r : 0;  // the thread's two rows may be of different heads
     return Mod::value(x, row[r], column, rows.b, rows.h[r], rows.q[first], FL_SPLIT ? 0 : 8 * r, kv, key, params);
   } else {
     return Mod::value(x, row[r], column, rows.b, rows.h[r], rows.q[r], kv, key, params);
   }
 }
 
-// In a loop that is not unrolled: few instructions, scores in local memory.
+// A loop that is not unrolled: few instructions, scores in local memory.
 template <int kCount>
 __device__ __forceinline__ void apply_score_mod_slowly(float (&s)[kCount], const ForwardParams& params,
                                                        const Rows& rows, const ScoreRow (&row)[2], int kv) {
@@ -85,7 +85,7 @@ __device__ __forceinline__ void apply_score_mod_slowly(float (&s)[kCount], const
   }
 }
 
-// `zeros`: what the score_mod adds as a mask is 0.
+// `zeros`: the mask that the score_mod adds is 0 here.
 template <int kCount>
 __device__ __forceinline__ void apply_score_mod(float (&s)[kCount], const ForwardParams& params, const Rows& rows,
                                                 int kv, bool zeros = false) {
@@ -119,15 +119,16 @@ __device__ __forceinline__ void apply_score_mod(float (&s)[kCount], const Forwar
 #endif
 }
 
-// Is the end of the keys masked apart from mask_mod, and only in the tiles that it cuts through? That saves instructions
-// of all others, but is code that all rounds jump over where none have code of their own.
+// Whether the end of the keys is masked separately from mask_mod, and only in the tiles that contain it. This saves
+// instructions in all other tiles, but adds code that all rounds must jump over, unless rounds without masks have code
+// of their own.
 #if !FL_HAS_MASK_MOD || FL_PLAIN_ROUNDS
 #define FL_END_APART 1
 #else
 #define FL_END_APART 0
 #endif
 
-// Masks what lies behind the last key.
+// Masks what comes after the last key.
 template <int kCount>
 __device__ __forceinline__ void mask_end(float (&s)[kCount], const ForwardParams& params, int kv) {
   const int first = kv - threadIdx.x % 4 * 2;
@@ -140,7 +141,7 @@ __device__ __forceinline__ void mask_end(float (&s)[kCount], const ForwardParams
 }
 
 #if FL_HAS_MASK_MOD
-// Bit by bit in a loop that is not unrolled, and then unrolled.
+// First a loop over bits that is not unrolled, then an unrolled one.
 template <int kCount>
 __device__ __forceinline__ void apply_mask_mod_slowly(float (&s)[kCount], const ForwardParams& params,
                                                       const Rows& rows, const MaskRow (&row)[2], int kv) {
@@ -184,7 +185,7 @@ __device__ __forceinline__ void apply_mask_mod(float (&s)[kCount], const Forward
     for (int e = 0; e < 4; ++e) {
       const int key = 8 * j + e % 2;
       bool keep = value_at<MaskMod>(0.0f, row, column, params, rows, e / 2, kv, key);
-      // Not &&: what depends on a condition is not computed once for all keys.
+      // Not &&: the compiler would not compute what follows a condition once for all keys.
       keep &= FL_END_APART || key < params.kv_len - kv;
       s[4 * j + e] = keep ? s[4 * j + e] : -FL_INFINITY;
     }
@@ -192,7 +193,7 @@ __device__ __forceinline__ void apply_mask_mod(float (&s)[kCount], const Forward
 }
 #endif
 
-// Only for tiles that the mask or the end of the keys cuts through.
+// Only for tiles that contain masked scores or the end of the keys.
 template <int kCount>
 __device__ __forceinline__ void apply_masks(float (&s)[kCount], const ForwardParams& params, const Rows& rows, int kv) {
 #if FL_HAS_MASK_MOD

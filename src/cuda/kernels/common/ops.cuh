@@ -100,8 +100,8 @@ FL_OP float op_neg(float x) { return -x; }
 FL_OP float op_abs(float x) { return fabsf(x); }
 FL_OP float op_sign(float x) { return x > 0.0f ? 1.0f : (x < 0.0f ? -1.0f : x); }
 
-// Functions of the special-function unit: its error (2^-22, tanh 2^-11) is below what 16-bit inputs bring, and far
-// below what they cost otherwise. f32 problems take the accurate ones.
+// Functions of the special-function unit: their error (2^-22, tanh 2^-11) is below the error of 16-bit inputs, and they
+// cost far less than the accurate ones. f32 problems use the accurate ones.
 #if FL_INPUT_F32
 FL_OP float op_div(float x, float y) { return x / y; }
 FL_OP float op_exp(float x) { return expf(x); }
@@ -171,7 +171,7 @@ FL_OP T op_select(bool condition, T x, T y) {
   return condition ? x : y;
 }
 
-// Bits. No short circuits: both sides are computed anyway, and branches cost more.
+// Bits. No short circuits: both sides are computed in any case, and branches cost more.
 FL_OP bool op_and(bool x, bool y) { return x & y; }
 FL_OP bool op_or(bool x, bool y) { return x | y; }
 FL_OP bool op_xor(bool x, bool y) { return x != y; }
@@ -209,7 +209,7 @@ FL_OP T op_ushr(T x, T y) {
   return outside_width(y) ? T(0) : static_cast<T>(static_cast<UnsignedOf<T>>(x) >> static_cast<int>(y));
 }
 
-// Conversions. The instructions saturate; NaN becomes 0 for i32, which i64 needs said.
+// Conversions. The instructions saturate. NaN becomes 0: for i32 by itself, for i64 only explicitly.
 template <typename T>
 FL_OP bool op_to_i1(T x) {
   return x != T(0);

@@ -23,7 +23,7 @@ __device__ __forceinline__ bool warp_has_nonfinite(const float (&accumulator)[FL
   for (int i = 0; i < FL_V_DIM / 2; ++i) {
     sums[i % 4] += accumulator[i];
   }
-  // (Finite values whose sum overflows cost a needless repetition.)
+  // (If finite values have a sum that overflows, the repetition is needless.)
   return __any_sync(0xffffffff, !(fabsf((sums[0] + sums[1]) + (sums[2] + sums[3])) < FL_INFINITY));
 }
 
@@ -35,7 +35,7 @@ __device__ __forceinline__ void redo_scores(float (&s)[kRedoKeys / 2], const For
   const int column = kv + threadIdx.x % 4 * 2;
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    const int row = min(rows.q[r], params.q_len - 1);  // rows beyond are dropped, but must not be read
+    const int row = min(rows.q[r], params.q_len - 1);  // rows outside are dropped, but must not be read
     q[r] = query_row(params, rows.b, rows.h[r], row);
   }
 #pragma unroll
@@ -58,9 +58,9 @@ __device__ __forceinline__ void redo_scores(float (&s)[kRedoKeys / 2], const For
   apply_masks(s, params, rows, column);
 }
 
-// Adds what these keys give to the thread's rows, relative to the present maximum: `sums` are of columns 8j + 2t and
-// 8j + 2t + 1 of the one row and then the other, for each j. A key that was dropped or masked has probability 0 here;
-// one whose probability underflowed counts as masked.
+// Adds the contributions of these keys to the thread's rows, relative to the current maximum: for each j, `sums` has
+// columns 8j + 2t and 8j + 2t + 1 of the first row and then of the second. A key that was dropped or masked has
+// probability 0 here; one whose probability underflowed counts as masked.
 __device__ __forceinline__ void redo_keys(float (&sums)[FL_V_DIM / 2], const float (&maximum)[2],
                                           const ForwardParams& params, const Rows& rows, int kv) {
   float p[kRedoKeys / 2];
@@ -93,8 +93,8 @@ __device__ __forceinline__ void redo_keys(float (&sums)[FL_V_DIM / 2], const flo
   }
 }
 
-// Sums a warp's tiles again, those that the mask cuts through or all. Of each tile its keys are the kKeys from
-// `first_key` on. Small code counts, not speed: the sums are in local memory, so that no loop is unrolled.
+// Computes a warp's sums again, over the tiles with masked scores or over all tiles. The keys of a tile are the kKeys
+// from `first_key` on. Small code matters here, not speed: the sums are in local memory, so that no loop is unrolled.
 template <int kKeys>
 __device__ __forceinline__ void redo_tiles(float (&sums)[FL_V_DIM / 2], const float (&maximum)[2],
                                            const ForwardParams& params, const QueryTile& tile, const Rows& rows,
@@ -124,7 +124,7 @@ __device__ __forceinline__ void copy_sums(float (&accumulator)[FL_V_DIM / 2], co
 #pragma unroll
   for (int i = 0; i < FL_V_DIM / 2; ++i) {
     if (i % 8 == 0) {
-      asm volatile("" ::: "memory");  // some loads at a time: all of them take registers that are not there
+      asm volatile("" ::: "memory");  // a few loads at a time: all of them need registers that are not free
     }
     accumulator[i] = sums[i];
   }

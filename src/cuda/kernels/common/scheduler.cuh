@@ -14,7 +14,7 @@ struct QueryTile {
   int b;
   int h, last_h;
   int row, last_row;                // queries
-  int first_kv_tile, end_kv_tile;  // of those that the block looks at
+  int first_kv_tile, end_kv_tile;  // the key tiles that the block considers
 };
 
 __device__ __forceinline__ int kv_tile_count(const ForwardParams& params) {
@@ -81,8 +81,8 @@ __device__ __forceinline__ TileKind tile_kind(const ForwardParams& params, const
   return classify_tile(params, tile, kv_tile).kind;
 }
 
-// Lane c remembers which of the tiles 32c to 32c + 31 (from the first on) are visited: one pass over the mask for up to 1024 tiles. Beyond
-// that the mask is evaluated again, which costs little beside so many keys.
+// Lane c stores which of the tiles 32c to 32c + 31 (from the first on) are visited: one pass over the mask covers up to
+// 1024 tiles. For more tiles the mask is evaluated again, which costs little beside so many keys.
 constexpr int kRememberedTiles = 1024;
 
 struct Visits {
@@ -128,7 +128,8 @@ class VisitIterator {
     restart();
   }
 
-  // The next tile, or -1. Called by whole warps. kMayEnd: may there be none? Who knows that there is one saves a register.
+  // The next tile, or -1. Called by whole warps. kMayEnd: whether there may be no next tile; a caller that knows that
+  // there is one saves a register.
   template <bool kMayEnd = true>
   __device__ __forceinline__ int next() {
 #if FL_FINDS_VISITS
@@ -169,7 +170,7 @@ class VisitIterator {
 #endif
   }
 
-  // Is what the score_mod adds as a mask 0 in the tile that came last?
+  // Whether the mask that the score_mod adds is 0 in the latest tile.
   __device__ __forceinline__ bool adds_zeros() const { return adds_zeros_; }
 
  private:

@@ -73,7 +73,7 @@ struct Rows {
 struct RowState {
   float maximum[2] = {-FL_INFINITY, -FL_INFINITY};  // in units of the scores
   float sum[2] = {0.0f, 0.0f};                  // of this thread's columns only
-  bool large = true;  // is a maximum of the warp's rows infinite, or too large for one multiply-add
+  bool large = true;  // whether a maximum of the warp's rows is infinite, or too large for one multiply-add
 };
 
 // For rows whose maximum is infinite or too large for one multiply-add: rows without a key so far, rows masked by a large
@@ -87,20 +87,20 @@ __device__ __forceinline__ void subtract_maximum(float (&s)[kCount], const float
   }
 }
 
-// What the exponentials of a tile need to know: its first half.
+// The first half of a tile's softmax: what its exponentials need.
 struct TileSoftmax {
-  float alpha[2] = {1.0f, 1.0f};  // what each row's accumulator has to be multiplied by
-  bool rescale;                   // does any row of the warp need that
+  float alpha[2] = {1.0f, 1.0f};  // each row's accumulator must be multiplied by it
+  bool rescale;                   // whether any row of the warp needs that
 };
 
-// Brings the maxima up to date. Most tiles change none: to see that takes one vote, where a row's maximum takes exchanges
-// between its four threads that the exponentials would have to wait for.
+// Updates the maxima. Most tiles change none: one vote shows that, whereas a row's maximum takes exchanges between its
+// four threads, for which the exponentials would have to wait.
 template <int kCount>
 __device__ __forceinline__ TileSoftmax update_maxima(const float (&s)[kCount], RowState& state, float factor) {
   float largest[2][2];
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    // Two chains a row: one warp per scheduler is all that hides the latency here.
+    // Two chains per row: with one warp per scheduler, nothing else hides the latency here.
     largest[r][0] = s[2 * r];
     largest[r][1] = s[2 * r + 1];
 #pragma unroll
@@ -131,7 +131,7 @@ __device__ __forceinline__ TileSoftmax update_maxima(const float (&s)[kCount], R
   return tile;
 }
 
-// Turns scores into p = exponential(factor * (s - maximum)) in place and brings the sums up to date.
+// Replaces scores by p = exponential(factor * (s - maximum)) and updates the sums.
 template <int kCount>
 __device__ __forceinline__ void take_exponentials(float (&s)[kCount], RowState& state, float factor,
                                                   const TileSoftmax& tile) {

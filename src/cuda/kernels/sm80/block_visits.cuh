@@ -13,10 +13,10 @@ class BlockVisits {
     u32 full_bits[32];
     u32 zeros_bits[32];
     int partial, full;            // counts
-    int partial_left, full_left;  // of those that are to come
-    int first;                    // of 32 tiles, of which `hits` are to come
+    int partial_left, full_left;  // of the tiles still to come
+    int first;                    // the first of 32 tiles; `hits` has those still to come
     u32 hits, zeros;
-    int tile;  // the one that came last
+    int tile;  // the latest tile
     int adds_zeros;
   };
   static constexpr int kBytes = FL_VISITS_BYTES;
@@ -55,12 +55,12 @@ class BlockVisits {
   __device__ __forceinline__ int partial() const { return memory_.partial; }
   __device__ __forceinline__ int full() const { return memory_.full; }
   __device__ __forceinline__ int first_tile() const { return memory_.tile; }
-  // Behind a barrier that comes after advance().
+  // Called after a barrier that follows advance().
   __device__ __forceinline__ int tile_after(int) const { return memory_.tile; }
-  // Is what the score_mod adds as a mask 0 in that tile?
+  // Whether the mask that the score_mod adds is 0 in that tile.
   __device__ __forceinline__ bool adds_zeros() const { return FL_SCORE_ZEROS && memory_.adds_zeros != 0; }
 
-  // Goes on to the next tile, which must exist, partial ones first and the latest keys first. Called by all threads.
+  // Advances to the next tile, which must exist: partial ones first, and the latest keys first. Called by all threads.
   __device__ __forceinline__ void advance(const ForwardParams& params, const QueryTile& tile) {
     if (threadIdx.x >= 32) {
       return;

@@ -1,4 +1,4 @@
-// The forward kernel for few queries and many keys: any GPU from sm_80 on, any strides, f32 too.
+// The forward kernel for few queries and many keys: for any GPU from sm_80 on, any strides, and also f32.
 #include "bounds.cuh"
 #include "cuda/kernels/sm80/decode.cuh"
 
@@ -52,7 +52,7 @@ struct Worker {
     };
     load_tile<kRows, FL_QK_DIM, kQkRow>(q, q_row, params.q_strides.column, unit.first_row, params.group * params.q_len,
                                         FL_HEAD_DIM, params.vector_q);
-    int tiles[kStages];  // that are on their way, the next one first
+    int tiles[kStages];  // tiles whose copies are under way, the next one first
 #pragma unroll
     for (int i = 0; i < kStages - 1; ++i) {
       if (i < visits) {
@@ -64,7 +64,7 @@ struct Worker {
 #pragma unroll 1
     for (int i = 0; i < visits; ++i) {
       copy_wait<kStages - 2>();
-      __syncthreads();  // all copies of tile i are there, and all warps have done with tile i - 1
+      __syncthreads();  // all copies of tile i have arrived, and all warps are done with tile i - 1
       if (i + kStages - 1 < visits) {
         tiles[kStages - 1] = iterator.next();
         load(i + kStages - 1, tiles[kStages - 1]);
@@ -89,7 +89,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
   InputElement* const q = reinterpret_cast<InputElement*>(shared_memory);
   InputElement* const k = q + kQElements;
   InputElement* const v = k + kStages * kKElements;
-  float* const memory = reinterpret_cast<float*>(k);  // once keys and values are done with
+  float* const memory = reinterpret_cast<float*>(k);  // after the last use of keys and values
 
   const int index = blockIdx.x / params.splits;
   const int split = blockIdx.x - index * params.splits;

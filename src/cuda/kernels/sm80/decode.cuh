@@ -62,17 +62,17 @@ __device__ __forceinline__ Rows rows_of_thread(const ForwardParams& params, cons
   return rows;
 }
 
-// By what a part counts whose own maximum is `part`. Infinite maxima are equal or count nothing.
+// The weight of a part whose own maximum is `part`. Infinite maxima are equal to the whole's, or the weight is 0.
 __device__ __forceinline__ float weight_of(float part, float maximum, float factor) {
   return part == maximum ? 1.0f : exponential((part - maximum) * factor);
 }
 
-// What a warp knows: sums are whole ones in all four threads of a row.
+// What a warp has computed: each of a row's four threads has the whole sums.
 struct Share {
   float output[FL_V_DIM / 2];
   RowState state;
 #if FL_EXACT_SUMS
-  float rounded[2];  // sums of the probabilities as the product with values has them: see forward.cu
+  float rounded[2];  // sums of the rounded probabilities that the product with values uses: see forward.cu
 #endif
 
   __device__ __forceinline__ void clear() {
@@ -87,7 +87,7 @@ struct Share {
   }
 
 #if FL_EXACT_SUMS
-  // A tile's probabilities; alpha: what earlier sums are multiplied by.
+  // A tile's probabilities; earlier sums are multiplied by alpha.
   template <int kCount>
   __device__ __forceinline__ void sum_rounded(const float (&p)[kCount], const float (&alpha)[2]) {
 #pragma unroll
@@ -158,8 +158,8 @@ struct Share {
 
 };
 
-// Puts together what the splits of a unit found, as one partial result in shared memory. All threads at once, each some
-// columns of a row: what it costs is the latency of loads, so that many are under way.
+// Combines the partial results of a unit's splits into one in shared memory. All threads work at once, each on some
+// columns of a row: latency of loads is the cost, so many loads are under way at a time.
 __device__ __forceinline__ void gather_splits(float* memory, const float* partials, int splits, int rows, float factor) {
   constexpr int kColumns = FL_V_DIM / 4;
 #pragma unroll 1
@@ -176,7 +176,7 @@ __device__ __forceinline__ void gather_splits(float* memory, const float* partia
     float4 output = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
 #pragma unroll 8
     for (int s = 0; s < splits; ++s) {
-      // Not through the L1 cache, which does not see what other blocks write.
+      // Bypasses the L1 cache, which does not see other blocks' writes.
       const float2 state = __ldcg(reinterpret_cast<const float2*>(source + s * kPartial + FL_V_DIM));
       const float4 x = __ldcg(reinterpret_cast<const float4*>(source + s * kPartial + column));
       const float weight = weight_of(state.x, maximum, factor);
@@ -193,7 +193,7 @@ __device__ __forceinline__ void gather_splits(float* memory, const float* partia
   }
 }
 
-// Warp 0 gets what all warps know. `memory` is shared and free after a barrier.
+// Collects the results of all warps in warp 0. `memory` is shared and free after a barrier.
 __device__ __forceinline__ void merge_warps(Share& share, float* memory, int rows, float factor) {
   const int warp = threadIdx.x / 32;
   __syncthreads();
@@ -209,7 +209,7 @@ __device__ __forceinline__ void merge_warps(Share& share, float* memory, int row
   }
 }
 
-// Puts together what warps and blocks found, and writes it. `memory` is shared, and keys and values are done with.
+// Combines the results of warps and blocks, and writes them. `memory` is shared; keys and values are no longer needed.
 __device__ __forceinline__ void finish_unit(Share& share, float* memory, const ForwardParams& params, const Unit& unit,
                                             const Rows& rows, int index, int split) {
   const float factor = score_factor(params);

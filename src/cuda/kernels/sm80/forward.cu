@@ -47,7 +47,7 @@ __device__ __forceinline__ void multiply_pair(float (&sums)[kFragments][kCount],
   }
 }
 
-// Matrices are loaded one step ahead of the products that take them.
+// Loads matrices one step ahead of the products that use them.
 __device__ __forceinline__ void multiply_scores(Scores& s, u32 q_tile, u32 k_tile) {
   const u32 thread = opaque(threadIdx.x);
   const u32 lane = thread % 32;
@@ -85,7 +85,7 @@ __device__ __forceinline__ void multiply_scores(Scores& s, u32 q_tile, u32 k_til
 
 struct WarpRows {
   RowState of[kFragments];
-  bool large = true;  // as RowState::large, of all rows
+  bool large = true;  // as RowState::large, for all rows
 #if FL_EXACT_SUMS
   // Sums of the probabilities as the product with values has them, rounded: one more product, with ones. The backward
   // pass takes <d_out, out> from an output that is not rounded: weights of values that do not add up to 1 would be an
@@ -119,7 +119,7 @@ __device__ __forceinline__ void multiply_values(Output& output, WarpRows& rows, 
       }
       multiply_pair(output, a, b[i % 2], pair);
 #if FL_EXACT_SUMS
-      if (pair == kPairs / 2) {  // among the others: a sum does not wait for the last step's
+      if (pair == kPairs / 2) {  // among the other products: a sum does not wait for the last step's
 #pragma unroll
         for (int f = 0; f < kFragments; ++f) {
           multiply_add(rows.rounded[f], a[f], pack_half(1.0f, 1.0f), pack_half(1.0f, 1.0f));
@@ -130,8 +130,8 @@ __device__ __forceinline__ void multiply_values(Output& output, WarpRows& rows, 
   }
 }
 
-// Brings maxima up to date, and sums and output in line with them. Many tiles change none of a warp's maxima: to see
-// that takes one vote.
+// Updates the maxima, and rescales sums and output to match. Many tiles change none of a warp's maxima: one vote shows
+// that.
 __device__ __forceinline__ void update_maxima(const Scores& s, WarpRows& rows, Output& output, float factor) {
   float largest[kFragments][2];
   bool any_grows = false;
@@ -176,7 +176,7 @@ __device__ __forceinline__ void update_maxima(const Scores& s, WarpRows& rows, O
   rows.large = __any_sync(0xffffffff, large);
 }
 
-// Turns scores into p = exponential(factor * (s - maximum)) in place and brings the sums up to date.
+// Replaces scores by p = exponential(factor * (s - maximum)) and updates the sums.
 __device__ __forceinline__ void take_exponentials(Scores& s, WarpRows& rows, float factor) {
   if (rows.large) {
 #pragma unroll
@@ -204,7 +204,7 @@ __device__ __forceinline__ void take_exponentials(Scores& s, WarpRows& rows, flo
   }
 }
 
-// redo_tiles() as a function: among the kernel's registers it takes a quarter of the compiler's time.
+// redo_tiles() as a function: inlined among the kernel's registers, it takes a quarter of the compile time.
 __device__ __noinline__ void redo_fragment(float (&sums)[FL_V_DIM / 2], const float (&maximum)[2],
                                            const ForwardParams& params, const QueryTile& tile, const Rows& rows) {
   redo_tiles<FL_BLOCK_N>(sums, maximum, params, tile, rows, 0);
@@ -290,7 +290,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, FL_BLOCKS)
 #pragma unroll 1
   for (int i = 0; i < visits; ++i) {
     copy_wait<0>();
-    __syncthreads();  // this tile's keys are there, and all warps have done with the last one's values
+    __syncthreads();  // this tile's keys have arrived, and all warps are done with the last tile's values
     load_v(kv_tile);
     copy_commit();
     if (i + 1 < visits) {
@@ -311,7 +311,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, FL_BLOCKS)
       }
     }
     copy_wait<0>();
-    __syncthreads();  // this tile's values are there, and all warps have done with its keys
+    __syncthreads();  // this tile's values have arrived, and all warps are done with its keys
     if (i + 1 < visits) {
       kv_tile = found.tile_after(kv_tile);
       zeros = found.adds_zeros();
@@ -329,14 +329,14 @@ extern "C" __global__ void __launch_bounds__(kThreads, FL_BLOCKS)
       redo_fragments(output, state, params, tile, rows_of);
     }
   }
-  copy_wait<0>();  // of a block that visits no tile
+  copy_wait<0>();  // for a block that visits no tile
 #pragma unroll
   for (int f = 0; f < kFragments; ++f) {
 #if FL_EXACT_SUMS
     float ratio[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const float sum = quad_sum(state.of[f].sum[r]);  // by all threads of the warp, also those of empty rows
+      const float sum = quad_sum(state.of[f].sum[r]);  // called by all threads of the warp, also for empty rows
       const float rounded = state.rounded[f][2 * r];
       ratio[r] = rounded > 0.0f ? sum / rounded : 1.0f;
     }

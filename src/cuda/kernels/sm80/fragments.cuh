@@ -6,7 +6,7 @@
 
 namespace flashlift::cuda {
 
-// A: rows of the tile from `first` on, over its columns.
+// A: rows of the tile from `first` on; the sum runs over its columns.
 template <typename Tile>
 struct LeftRows {
   typename Tile::Lane lane;
@@ -71,7 +71,7 @@ __device__ __forceinline__ void clear(float (&sums)[kFragments][kCount]) {
   }
 }
 
-// sums += A * B over kSteps times 16. Matrices are loaded one step ahead of the products that take them.
+// sums += A * B, over kSteps times 16. Loads matrices one step ahead of the products that use them.
 template <int kSteps, typename Left, typename Right, int kFragments, int kCount>
 __device__ __forceinline__ void multiply(float (&sums)[kFragments][kCount], const Left& left, const Right& right) {
   constexpr int kPairs = kCount / 8;

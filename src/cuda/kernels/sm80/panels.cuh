@@ -82,13 +82,13 @@ struct TileRows {
   const InputElement* first;
   long long row_stride;
   long long column_stride;
-  int rows;     // that there are
-  int columns;  // likewise
-  bool vectors;  // are rows contiguous, at multiples of 16 bytes
+  int rows;     // the number of existing rows
+  int columns;  // the number of existing columns
+  bool vectors;  // whether rows are contiguous, at multiples of 16 bytes
 };
 
-// One panel. kWhole: are all its rows and columns there? row_at(r): where a row begins, for rows that are not a constant
-// apart.
+// Copies one panel. kWhole: whether all its rows and columns exist. row_at(r): the start of a row, for rows that are
+// not a constant apart.
 template <int kThreads, int kRows, int kWidth, bool kWhole, bool kPaged, typename RowAt>
 __device__ __forceinline__ void copy_panel(u32 panel, const TileRows& from, int first_column, const RowAt& row_at) {
   constexpr int kChunks = kWidth / kChunkElements;
@@ -103,7 +103,7 @@ __device__ __forceinline__ void copy_panel(u32 panel, const TileRows& from, int 
   const InputElement* source = from.first + row * from.row_stride + column;
 #pragma unroll
   for (int i = 0; i < kCopies; ++i) {
-    if constexpr (kPaged) {  // all pages are looked up first, so that it takes the time of one
+    if constexpr (kPaged) {  // looks up all pages first, so that it takes the time of one lookup
       const int r = row + i * kStep;
       sources[i] = row_at(kWhole || r < from.rows ? r : 0) + column;
     } else {
@@ -121,7 +121,7 @@ __device__ __forceinline__ void copy_panel(u32 panel, const TileRows& from, int 
     if (kWhole) {
       copy_async(destination, sources[i]);
     } else {
-      // Nothing is read where it is outside; the address must be one all the same.
+      // Nothing is read outside the tensor, but the address must be valid all the same.
       const bool inside = column_inside && r < from.rows;
       copy_async(destination, inside ? sources[i] : from.first, inside);
     }
@@ -144,7 +144,7 @@ __device__ __forceinline__ void copy_panels(u32 tile, const TileRows& from, cons
   }
 }
 
-// A tile by all threads of a block, zeros where the tensor ends: a padded column must not bring NaN into a product.
+// All threads of a block copy a tile, with zeros outside the tensor: a padded column must not bring NaN into a product.
 template <int kThreads, int kRows, int kColumns, bool kPaged, typename RowAt>
 __device__ __forceinline__ void copy_tile(u32 tile, const TileRows& from, const RowAt& row_at) {
   if (from.vectors) {

@@ -39,7 +39,7 @@ __device__ __forceinline__ void add_scores(float (&s)[kCount], const float* q, c
   }
 }
 
-// `shared_p` is the warp's.
+// `shared_p` belongs to the warp.
 template <int kDim, int kRow, int kCount>
 __device__ __forceinline__ void multiply_output(float (&output)[kDim / 2], const float (&p)[kCount], const float* v,
                                                 float* shared_p) {

@@ -43,7 +43,7 @@ __device__ __forceinline__ void load_tile(InputElement* tile, const AddressOf& a
       const int r = i / kChunks;
       const int c = i % kChunks * kChunk;
       const bool inside = row + r < rows && c < columns;
-      // Nothing is read where it is outside; the address must be one all the same.
+      // Nothing is read outside the tensor, but the address must be valid all the same.
       copy_async(shared_address(tile + r * kRowElements + c), address_of(inside ? row + r : 0) + (inside ? c : 0),
                  inside);
     }
@@ -58,14 +58,15 @@ __device__ __forceinline__ void load_tile(InputElement* tile, const AddressOf& a
   }
 }
 
-// A whole tile of keys or values whose rows have kColumns columns. Each thread has one column of rows that are a constant
-// apart: an address costs one addition, where load_tile's cost more time than the copies (docs/lessons).
+// Copies a whole tile of keys or values whose rows have kColumns columns. Each thread copies one column, in rows that
+// are a constant apart: an address costs one addition, whereas load_tile's addresses took more time than the copies
+// (docs/lessons).
 template <int kColumns, int kRowElements>
 struct WholeTile {
   static constexpr int kChunks = kColumns / kChunk;
   static constexpr int kStep = kThreads / kChunks;  // rows that all threads copy at once
   static constexpr int kCopies = FL_BLOCK_N * kChunks / kThreads;
-  // Sixteen copies and more spill.
+  // More than sixteen copies spill registers.
   static constexpr bool kPossible = kThreads % kChunks == 0 && kCopies <= 8 && FL_BLOCK_N % (kStep > 0 ? kStep : 1) == 0 &&
                                     FL_PAGE_SIZE % (kStep > 0 ? kStep : 1) == 0;
 
@@ -76,7 +77,7 @@ struct WholeTile {
     const u32 destination = shared_address(tile + row * kRowElements + column);
     constexpr int kBytes = kStep * kRowElements * static_cast<int>(sizeof(InputElement));
 #if FL_PAGE_SIZE
-    // Rows that are copied at once lie in one page. All pages are looked up first, so that it takes the time of one.
+    // Rows that are copied at once lie in one page. All pages are looked up first, which takes the time of one lookup.
     int page[kCopies];
 #pragma unroll
     for (int i = 0; i < kCopies; ++i) {

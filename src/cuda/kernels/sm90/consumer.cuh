@@ -24,10 +24,10 @@ struct Consumer {
   const SharedLayout& shared;
   const int warpgroup;
   RingPosition ring;
-  u32 tiles = 0;       // query tiles begun
-  int left = 0;        // key tiles of the query tile from the next one on; negative behind the last query tile
-  int index = 0;       // of the key tile in its query tile whose probabilities are present, or anything greater
-  bool check = false;  // the accumulator holds all tiles that the mask cuts through, for the first time
+  u32 tiles = 0;       // query tiles started
+  int left = 0;        // key tiles of the query tile, from the next one on; negative after the last query tile
+  int index = 0;       // the present probabilities are of the key tile with this number in its query tile, or less
+  bool check = false;  // the accumulator holds, for the first time, all tiles that contain masked scores
   float factor;
   u64 q;  // descriptor
 
@@ -37,9 +37,9 @@ struct Consumer {
   RowState state;
 
   int b, h, row;     // of the query tile; row: this thread's first
-  int partial_left;  // its tiles from the present one on that the mask cuts through; negative after them
+  int partial_left;  // its tiles with masked scores, from the current one on; negative after them
 
-  // Of a query tile whose scores are done with, until its output is written.
+  // For a query tile whose scores are complete, until its output is written.
   FinishedRows finished;
   float finished_maximum[2];
 
@@ -74,13 +74,14 @@ struct Consumer {
     wgmma_commit();
   }
 
-  // `adds`: to what the accumulator holds, which it overwrites otherwise.
+  // `adds`: adds to the accumulator instead of overwriting it.
   __device__ __forceinline__ void issue_output(u64 v, bool adds) {
     wgmma_pv(output, probabilities, v, adds);
     wgmma_commit();
   }
 
-  // The key tile, kAddsZeros besides. Without mods only the end of the keys asks, which is in a query tile's first one.
+  // The key tile, combined with kAddsZeros. Without mods it is needed only to mask the end of the keys, which is in a
+  // query tile's first key tile.
   __device__ __forceinline__ int key_tile() const {
 #if FL_HAS_MASK_MOD || FL_HAS_SCORE_MOD || FL_DROPOUT
     return load_shared_once(shared.kv_tile + 4 * ring.stage());
@@ -91,7 +92,7 @@ struct Consumer {
 
   __device__ __forceinline__ void apply_mods(int kv, bool partial, bool zeros) {
 #if FL_SCORE_LOADS && !FL_SCORE_STRAIGHT_LOADS
-    // Loads must not come before the scores: ptxas would put them, hundreds of instructions with their addresses,
+    // Loads must come after the scores. Otherwise ptxas would put them, hundreds of instructions with their addresses,
     // between the products, which then start late.
     kv |= __float_as_int(scores[0]) & params.zero;
 #endif
@@ -117,7 +118,7 @@ struct Consumer {
     partial_left = 0;
   }
 
-  // Makes the next query tile's fields known and passes over the keys that the warpgroup's rows do not see.
+  // Reads the next query tile's fields, and skips the keys that the warpgroup's rows do not see.
   __device__ __forceinline__ void begin_tile() {
     barrier_wait(shared.q_full + 8 * q_slot(tiles, warpgroup), q_phase(tiles));
     left = load_shared_once(fields_of(tiles) + 4 * kFieldVisits);
@@ -133,7 +134,7 @@ struct Consumer {
     index = -1;
   }
 
-  // The values of these keys; `last` is the position of the values before them.
+  // Skips the values of these keys; `last` is the position of the values before them.
   __device__ __forceinline__ void skip_values(RingPosition last) {
 #pragma unroll 1
     while (last.position != ring.position) {
@@ -143,7 +144,7 @@ struct Consumer {
     }
   }
 
-  // From one query tile, whose rows wait for nothing but the last product, to the next.
+  // Changes from one query tile, of whose rows only the last product is missing, to the next.
   __device__ __forceinline__ void change_rows() {
     if (tiles > 1) {
       finished = finish_rows(params, state, rows());
@@ -159,7 +160,7 @@ struct Consumer {
     state = RowState();
   }
 
-  // To be called when the accumulator holds all tiles that the mask cuts through.
+  // Called when the accumulator holds all tiles that contain masked scores.
   __device__ __forceinline__ void redo_if_nonfinite(bool ended, u32 last) {
 #if FL_REDO_ALL || FL_HAS_MASK_MOD
     Rows at = rows();
@@ -174,8 +175,8 @@ struct Consumer {
 #endif
   }
 
-  // After a product: what its end makes necessary, if it was the last of those that the mask cuts through (`check`), or
-  // of its query tile (`ends`), which is query tile number `last`.
+  // Called after a product. Does what is necessary if the product was the last with masked scores (`check`), or the
+  // last of its query tile (`ends`), which is query tile number `last`.
   __device__ __forceinline__ void end_product(bool ends, u32 last) {
     if (kChecks ? check : FL_REDO_ALL && ends) {
       redo_if_nonfinite(ends, last);
@@ -200,7 +201,7 @@ struct Consumer {
   // dropped.
   template <bool kPlain>
   __device__ __forceinline__ void round() {
-    const bool begins = !kPlain && index == 0;  // the present probabilities are a query tile's first
+    const bool begins = !kPlain && index == 0;  // the probabilities in registers are a query tile's first
     const bool ended = begins && tiles > 1;     // the accumulator holds a whole query tile
     const bool changes = !kPlain && left == 0;
     RingPosition v_ring = ring;
@@ -209,7 +210,8 @@ struct Consumer {
       begin_tile();
     }
 #endif
-    // Now, for they would come between the barriers and the products otherwise, which wait for each step of them.
+    // Computed here: otherwise these instructions would come between the barriers and the products, which wait for each
+    // of them.
     u64 k = descriptor_k_major(shared.k + ring.stage() * kKBytes);
     u64 v = descriptor_n_major(shared.v + v_ring.stage() * kVBytes, kKvBoxBytes);
     pin(k);
@@ -257,10 +259,10 @@ struct Consumer {
     }
     apply_mods(kv, !kPlain && partial_left > 0, zeros);
     const TileSoftmax tile = update_maxima(scores, state, factor);
-    // Not after the exponentials: to wait before them lets packing run beside them, which is worth more.
+    // Waits before the exponentials, not after them: packing then runs at the same time, which is worth more.
     wgmma_wait<0>();
     pin(output);
-    pin(probabilities);  // read until now
+    pin(probabilities);  // the product has read them until now
     release(shared.v_empty + 8 * v_ring.stage());
 #if FL_SKIPS
     if (changes) {
@@ -268,7 +270,8 @@ struct Consumer {
     }
 #endif
     ring.advance();
-    // Not after the exponentials: ptxas would then move the packing behind this branch, away from them.
+    // Before the exponentials, not after them: ptxas would otherwise move the packing behind this branch, away from
+    // them.
     if (tile.rescale && !changes) {
       rescale_rows(output, tile.alpha);
     }
@@ -304,7 +307,7 @@ struct Consumer {
 #endif
     } while (left != kNoMoreTiles - kLastRounds);
 #if FL_PING_PONG
-    // Leave no arrival behind.
+    // Leaves no arrival on the barrier.
     if (warpgroup == 0) {
       wait_turn();
     }

@@ -37,13 +37,13 @@ struct Position {
 __device__ __forceinline__ void produce(const Ring& ring, const ForwardParams& params, const Unit& unit,
                                         VisitIterator& iterator, int visits) {
   Position at;
-  // Where a head's queries are more than one unit, others read these keys too.
+  // If a head's queries fill more than one unit, other blocks read these keys too.
   const u64 policy = params.q_tiles > 1 ? evict_normal_policy() : evict_first_policy();
   int kv_tile = visits > 0 ? iterator.next() : 0;
   int page = visits > 0 ? page_of_piece(params, unit.tile.b, kv_tile) : 0;
 #pragma unroll 1
   for (int i = 0; i < visits; ++i) {
-    // Now: its page is on its way while this waits for room.
+    // Looks up the page here, so that the load runs while this waits for room.
     const int next_tile = i + 1 < visits ? iterator.next() : kv_tile;
     const int next_page = page_of_piece(params, unit.tile.b, next_tile);
     barrier_wait(ring.empty + 8 * at.stage, at.phase ^ 1);
@@ -60,13 +60,13 @@ __device__ __forceinline__ void produce(const Ring& ring, const ForwardParams& p
   }
 }
 
-// Of rows of 128 swizzled bytes, the address of the lane's row in the first 16 bytes of a step; those of step s of a
+// For rows of 128 swizzled bytes: the address of the lane's row in the first 16 bytes of a step. Those of step s of a
 // box are at that address ^ 32 * s.
 __device__ __forceinline__ u32 swizzled_row(u32 box, int row, int half) {
   return box + row * 128 + ((half ^ row % 8) << 4);
 }
 
-// As sm80/products.cuh has them, over boxes: the warp's 16 keys.
+// The same product as in sm80/products.cuh, from boxes: the warp's 16 keys.
 __device__ __forceinline__ void multiply_boxed_scores(float (&s)[kWarpKeys / 2], const InputElement* q, u32 k) {
   const int lane = threadIdx.x % 32;
   const u32 q_address = shared_address(q + lane % 16 * kQkRow + lane / 16 * 8);
@@ -155,7 +155,7 @@ extern "C" __global__ void __launch_bounds__(kThreads + 32, 2)
   extern __shared__ __align__(1024) unsigned char shared_memory[];
   __shared__ u64 barriers[2 * kStages];
   InputElement* const q = reinterpret_cast<InputElement*>(shared_memory + kStages * (kKBytes + kVBytes));
-  float* const memory = reinterpret_cast<float*>(shared_memory);  // once keys and values are done with
+  float* const memory = reinterpret_cast<float*>(shared_memory);  // after the last use of keys and values
   Ring ring;
   ring.k = shared_address(shared_memory);
   ring.v = ring.k + kStages * kKBytes;

@@ -17,7 +17,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   }
   __syncthreads();
 
-  // Warp-uniform for the compiler's eyes too.
+  // The shuffle also shows the compiler that the value is the same in the whole warp.
   const int warpgroup = __shfl_sync(0xffffffff, threadIdx.x / 128, 0);
   if (warpgroup == 0) {
     registers_decrease<FL_PRODUCER_REGISTERS>();

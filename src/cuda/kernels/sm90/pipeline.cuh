@@ -38,7 +38,7 @@ enum VisitField {
   kVisitFieldCount = kVisitZerosBits + 32 * FL_SCORE_ZEROS
 };
 
-constexpr int kAddsZeros = 1 << 30;  // what the score_mod adds as a mask is 0 in the key tile
+constexpr int kAddsZeros = 1 << 30;  // the mask that the score_mod adds is 0 in the key tile
 
 struct SharedLayout {
   u32 q;
@@ -46,7 +46,7 @@ struct SharedLayout {
   u32 v;
   u32 q_full, q_empty;                   // one barrier a warpgroup and stage, 8 bytes apart
   u32 k_full, k_empty, v_full, v_empty;  // one barrier a stage
-  u32 kv_tile;                           // one int a stage: which key tile it holds, kAddsZeros besides
+  u32 kv_tile;                           // one int a stage: its key tile, combined with kAddsZeros
   u32 tile_fields;                       // kFieldCount ints a warpgroup and slot
   u32 visits_full, visits_empty;         // one barrier each
   u32 visits;                            // kVisitFieldCount ints
@@ -112,7 +112,8 @@ __device__ __forceinline__ void init_barriers(const SharedLayout& shared) {
   barrier_init_fence();
 }
 
-// One arrival a warp: a warp's products are done when its own wait says so. All lanes' reads come before it.
+// One arrival per warp: a warp's products are complete when its own wait returns. The reads of all its lanes come
+// before the arrival.
 __device__ __forceinline__ void release(u32 barrier) {
   __syncwarp();
   if (threadIdx.x % 32 == 0) {

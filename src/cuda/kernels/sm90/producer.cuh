@@ -47,9 +47,9 @@ struct Scout {
   const ForwardParams& params;
   const SharedLayout& shared;
 
-  // How many visits of the query tile the warpgroup may pass over: the first ones, as long as its own rows do not see
-  // them. A tile of all rows reaches beyond the diagonal by the rows of the others. One visit stays, since consumers
-  // know no query tile without one, and the keys that it is for must be in the ring.
+  // The number of first visits of the query tile that the warpgroup may skip, because its own rows do not see them. (A
+  // tile of all rows reaches beyond the diagonal by the rows of the other warpgroups.) One visit always stays, since
+  // consumers support no query tile without one, and the skipped keys must be in the ring.
   __device__ __forceinline__ int skipped_visits(const QueryTile& tile, const Visits& found, int warpgroup) {
     if (tile.end_kv_tile - tile.first_kv_tile > 32) {
       return 0;
@@ -101,7 +101,7 @@ struct Scout {
   }
 };
 
-// Tiles of keys, in the time of whose loads the scout finds the next query tile's visits.
+// While this many key tiles are still to be loaded, the scout finds the next query tile's visits.
 constexpr int kLoadsLeft = 4;
 
 struct Producer {
@@ -113,7 +113,7 @@ struct Producer {
 
   __device__ __forceinline__ bool leads() const { return threadIdx.x % 32 == 0; }
 
-  // Hands a query tile to every warpgroup, each as soon as it has done with its last one's Q.
+  // Hands a query tile to every warpgroup, each as soon as the warpgroup is done with the Q of its last one.
   __device__ __forceinline__ void load_q(const QueryTile& tile, int partial, int visits) {
 #pragma unroll 1
     for (int warpgroup = 0; warpgroup < kConsumers; ++warpgroup) {
@@ -164,7 +164,7 @@ struct Producer {
   __device__ __forceinline__ void load_keys(u32 destination, const TensorMap& map, u32 barrier, const QueryTile& tile,
                                             int kv_tile) {
     if (FL_PAGE_SIZE) {
-      __syncwarp();  // the barrier expects these bytes by now, as all lanes must know
+      __syncwarp();  // all lanes must know that the barrier now expects these bytes
     }
     load_pieces<kBoxes>(destination, map, barrier, kv_tile, tile.h / params.group,
                         page_of_piece(params, tile.b, kv_tile));
@@ -179,7 +179,7 @@ struct Producer {
     load_keys<kVBoxes>(shared.v + ring.stage() * kVBytes, params.v_map, barrier, tile, kv_tile);
   }
 
-  // Stages of K or V that bring nothing: consumers wait for both in every round.
+  // Pass a stage of K or V without data: consumers wait for both in every round.
   __device__ __forceinline__ void pass_k() {
     barrier_wait(shared.k_empty + 8 * ring.stage(), ring.phase() ^ 1);
     if (leads()) {
@@ -199,7 +199,7 @@ struct Producer {
 #endif
   }
 
-  // The order in which the consumers need them: K0 Q K1 V0 K2 V1 ... V(n-1), whose stage is the next K0's.
+  // Loads in the order in which consumers need the tiles: K0 Q K1 V0 K2 V1 ... V(n-1), whose stage is the next K0's.
   __device__ __forceinline__ void load_tile(const QueryTile& tile, const Visits& found) {
     const int found_visits = found.partial + found.full;
     VisitIterator iterator(params, tile, found);

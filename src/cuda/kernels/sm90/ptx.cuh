@@ -68,15 +68,15 @@ __device__ __forceinline__ u64 evict_normal_policy() {
   return policy;
 }
 
-// Brings such a box near, into the L2 cache.
+// Prefetches such a box into the L2 cache.
 __device__ __forceinline__ void prefetch_box(const TensorMap& map, int column, int row, int head, int batch) {
   asm volatile("cp.async.bulk.prefetch.tensor.4d.L2.global.tile [%0, {%1, %2, %3, %4}];" ::"l"(&map), "r"(column),
                "r"(row), "r"(head), "r"(batch)
                : "memory");
 }
 
-// The lane that later tells the producer that its warp has read reads for all of it: so racecheck can follow the order,
-// which it does not through __syncwarp.
+// The lane that later signals to the producer that its warp has read reads for the whole warp. This lets racecheck
+// follow the order, which it cannot do through __syncwarp.
 __device__ __forceinline__ int load_shared_once(u32 address) {
   int value = 0;
   if (threadIdx.x % 32 == 0) {

@@ -19,7 +19,7 @@ bool is_dense_f32(const TensorView& view) {
   return view.dtype == DType::kF32;
 }
 
-// The names that flashlift_store_capture has for element types.
+// The numbers of element types in flashlift_store_capture.
 int element_type(DType dtype) { return dtype == DType::kF32 ? 0 : dtype == DType::kBF16 ? 1 : 2; }
 
 }  // namespace

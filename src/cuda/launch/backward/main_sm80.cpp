@@ -11,7 +11,7 @@
 namespace flashlift::cuda {
 namespace {
 
-// Key-value heads whose blocks take turns, so that few blocks of one head wait for each other.
+// The number of key-value heads whose blocks alternate, so that few blocks of one head wait for each other.
 constexpr int kHeadsOfAChain = 16;
 
 // All gradients from one kernel.
@@ -31,7 +31,7 @@ class Fused {
     return divide_up(params.kv_len, config_.config.kv_tile) * params.batch * params.kv_heads;
   }
 
-  // What is left of the workspace, in `workspace`.
+  // Sets `workspace` to the remaining workspace.
   Status launch(BackwardCall& call, CuPointer& workspace) const {
     ForwardParams& params = call.forward;
     const int64_t heads = int64_t{params.batch} * params.q_heads;

@@ -15,8 +15,8 @@ namespace {
 
 constexpr int kBoxRows = 64;  // of a bulk copy, in all kernels
 
-// Key-value heads whose blocks take turns, so that few blocks of one head wait for each other; not so many that the L2
-// cache does not hold the d_q that they add to (measured on an H100: docs/lessons).
+// The number of key-value heads whose blocks alternate. With more heads, fewer blocks of one head wait for each other,
+// but the L2 cache must hold the d_q that they add to (measured on an H100: docs/lessons).
 int heads_of_a_chain(const ForwardConfig& config) {
   constexpr int64_t kColumns = 2048;  // of d_q
   return static_cast<int>(kColumns / round_up(config.head_dim_padded, 64));
@@ -92,7 +92,7 @@ class MainSm90 : public BackwardMain {
     };
     const auto run_queries = [&] {
       params.heads_per_section = sections(params.kv_len, query_tiles(params) * params.group, config);
-      // Where it repeats something, it takes one tile after the other.
+      // If the kernel repeats for several tiles, each block processes one tile after the other.
       const int64_t resident = config_.queries.repeats ? device_.multiprocessors : INT64_MAX;
       return run(queries_, std::min(int64_t{params.total_tiles}, resident), config);
     };
@@ -110,7 +110,7 @@ class MainSm90 : public BackwardMain {
       const int64_t resident = std::min(groups * key_tiles(params), int64_t{device_.multiprocessors});
       FLASHLIFT_RETURN_IF_ERROR(run(fused_, resident, config_.fused->config));
       if (call.arguments.d_q) {
-        constexpr int kRoundedTogether = 8;  // parts of a block, most of which are stored already
+        constexpr int kRoundedTogether = 8;  // parts for one block, most of which are already stored
         const int64_t parts = heads * call.row_tiles.tiles * kFusedParts;
         const Grid grid{.x = static_cast<unsigned>(divide_up(parts, kRoundedTogether)), .threads = 128};
         void* parameters[] = {&call.forward, &call.backward, &call.row_tiles};
@@ -162,10 +162,10 @@ class MainSm90 : public BackwardMain {
   }
   int64_t key_tiles(const ForwardParams& params) const { return divide_up(params.kv_len, config_.keys.config.q_tile); }
 
-  // d_out: where it is in the inputs' type. Converted, it is dense but for its rows' ends.
+  // d_out: its address in the inputs' type. If converted, it is dense except for the ends of rows.
   Result<Maps> encode_maps(const BackwardCall& call, const void* d_out) const {
     const AttentionArguments& forward = call.arguments.forward;
-    // What has no elements is never read, but a descriptor needs a tensor.
+    // A tensor without elements is never read, but a descriptor needs some tensor.
     const auto encode = [&](const TensorView& view) {
       return encode_tensor_map(call.driver, view.element_count() == 0 ? forward.q : view, kBoxRows);
     };

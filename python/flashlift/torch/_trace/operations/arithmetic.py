@@ -49,7 +49,7 @@ def _floor_divide(builder: Builder, x: Node, y: Node) -> Node:
 def _remainder(builder: Builder, x: Node, y: Node) -> Node:
     if x.type != "f32":
         return builder.emit("mod", x, y)
-    # The remainder of truncation is exact; it takes the sign of y where the two differ.
+    # The remainder of truncation is exact. Where its sign differs from that of y, it is corrected.
     rest = builder.emit("rem", x, y)
     zero = builder.constant(0.0, "f32")
     differs = builder.emit("xor", builder.emit("lt", rest, zero), builder.emit("lt", y, zero))
@@ -86,7 +86,8 @@ def _repeated_product(builder: Builder, x: Node, count: int) -> Node:
 
 
 def _integer_power(builder: Builder, x: Node, y: Node) -> Node:
-    """By the exponent's bits. One below zero gives the whole part, which is of 1 and -1 alone not 0."""
+    """Computed from the exponent's bits. A negative exponent gives the integer part of the power, which is 0 except for
+    bases 1 and -1."""
     zero, one = builder.constant(0, y.type), builder.constant(1, y.type)
     result, square = builder.constant(1, x.type), x
     for bit in range(6):  # 2 ** 64 is 0 in 64 bits
@@ -171,7 +172,7 @@ def _arctangent(builder: Builder, x: Node) -> Node:
 
 
 def _is_negative(builder: Builder, x: Node) -> Node:
-    """By the sign bit."""
+    """Tests the sign bit."""
     if x.type == "i1":
         return builder.constant(False, "i1")
     bits = x if x.type != "f32" else builder.node("bitcast_i32", "i32", (x,))
@@ -194,7 +195,7 @@ def _arccosine(builder: Builder, x: Node) -> Node:
 
 
 def _area_sine(builder: Builder, x: Node) -> Node:
-    """By log1p and with no difference of large numbers, for either sign."""
+    """The inverse hyperbolic sine, computed by log1p without a difference of large numbers, for either sign."""
     size, one = builder.emit("abs", x), builder.constant(1.0, "f32")
     square = builder.emit("mul", size, size)
     root = builder.emit("add", one, builder.emit("sqrt", builder.emit("add", one, square)))
@@ -242,7 +243,8 @@ def _log_sigmoid(builder: Builder, x: Node) -> Node:
 
 @functools.cache
 def _of_table(kinds: tuple[str, ...], operands: int) -> dict[str, str]:
-    """The ATen functions that are exactly one operation, and its name, from the table of operations."""
+    """The ATen functions that are exactly one operation, each with the operation's name, from the table of
+    operations."""
     rows = json.loads(core().flashlift_operations())
     wanted = [row for row in rows if row["kind"] in kinds and row["operands"] == operands]
     return {name: row["name"] for row in wanted for name in row["aten"].split()}
@@ -281,7 +283,7 @@ UNARY: dict[str, Compute] = {
     "log10": lambda builder, x: _scaled(builder, builder.emit("log", x), 1 / math.log(10)),
     "reciprocal": lambda builder, x: builder.emit("div", builder.constant(1.0, "f32"), x),
     "tan": lambda builder, x: builder.emit("div", builder.emit("sin", x), builder.emit("cos", x)),
-    "sinh": _hyperbolic("expm1", "sub"),  # e^x - e^-x has few digits near 0
+    "sinh": _hyperbolic("expm1", "sub"),  # e^x - e^-x loses precision near 0
     "cosh": _hyperbolic("exp", "add"),
     "atan": _arctangent,
     "arctan": _arctangent,
@@ -303,7 +305,7 @@ UNARY: dict[str, Compute] = {
 
 def _comparison(op: str) -> Compute:
     def compute(builder: Builder, x: Node, y: Node) -> Node:
-        if x.type == "i1" and op not in ("eq", "ne"):  # programs order numbers only
+        if x.type == "i1" and op not in ("eq", "ne"):  # programs compare only numbers by order
             x, y = builder.convert(x, "i32"), builder.convert(y, "i32")
         return builder.emit(op, x, y)
 

@@ -62,7 +62,7 @@ def _var_mean(
     *,
     correction: float | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """All overloads: with a correction, or with `unbiased`, which may stand in the place of the dimensions."""
+    """All overloads: with a correction, or with `unbiased`, which may take the position of the dimensions."""
     dim, unbiased = (None, dim) if isinstance(dim, bool) else (dim, unbiased)
     if correction is None:
         correction = 1 if unbiased is None else int(unbiased)
@@ -99,7 +99,7 @@ def _extreme(extreme: Callable[..., Tensor]) -> Callable[..., tuple[Tensor, Tens
 
 def _one_hot(x: Tensor, num_classes: int = -1) -> Tensor:
     if num_classes < 0:
-        return NotImplemented  # the largest index is not known
+        return NotImplemented  # the largest index is unknown
     return (x.unsqueeze(-1) == torch.arange(num_classes, device=x.device)).to(torch.int64)
 
 

@@ -27,8 +27,8 @@ def _promoting(arity: int, compute: Callable[..., Node], *, gives_bool: bool = F
             raise TraceError(f"{func} needs an option that does not change from call to call{where()}")
         dtype = operands[0].dtype if arity == 1 else torch.result_type(*operands)
         if dtype == torch.int32 and _exceeds_i32(operands):
-            # Numbers that do not fit 32 bits. Coordinates are int64 in eager PyTorch and int32 in compiled kernels;
-            # only the former gives the number that was written.
+            # Numbers that do not fit into 32 bits. Coordinates are int64 in eager PyTorch and int32 in compiled
+            # kernels; only the former give the written number.
             dtype = inferred_dtype = torch.int64
             inferred = torch.empty(
                 torch.broadcast_shapes(*(getattr(one, "shape", ()) for one in operands)), device="meta"
@@ -56,7 +56,7 @@ for _one, _compute in COMPARISONS.items():
 for _one, _compute in PREDICATES.items():
     TABLE[_one] = _promoting(1, _compute, gives_bool=True)
 
-# pow multiplies where it knows its exponent, which is also right for numbers below zero.
+# pow becomes multiplications if its exponent is known, which is also right for negative numbers.
 TAKE_SYMBOLS.update((BINARY.keys() | COMPARISONS.keys()) - {"pow"})
 TAKE_SYMBOLS.update(("where", "masked_fill", "clamp", "clip", "clamp_min", "clamp_max"))
 
@@ -122,7 +122,7 @@ def _detach(recording: Recording, func: Any, args: tuple, kwargs: dict) -> torch
 
 @register("zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full", "new_empty", "empty_like")
 def _filled(recording: Recording, func: Any, args: tuple, kwargs: dict) -> torch.Tensor:
-    # The traced tensor gives only its type and shape: the result is a constant.
+    # The traced tensor only determines the type and shape: the result is a constant.
     result = func(*args, **kwargs)
     recording.keep(result)
     return result

@@ -13,7 +13,7 @@ from flashlift.torch._trace.operations.table import TABLE, arguments_of, name_of
 from flashlift.torch._trace.recording import Recording
 from flashlift.torch._trace.values import Index
 
-# Over more elements than this they are refused.
+# Reductions over more elements are refused.
 _MAX_UNROLLED = 256
 
 
@@ -67,13 +67,13 @@ def _reduce(
 
 @register("searchsorted", "bucketize")
 def _search(recording: Recording, func: Any, args: tuple, kwargs: dict) -> torch.Tensor:
-    """How many of the sorted boundaries lie below a scalar."""
+    """The number of sorted boundaries that lie below a scalar."""
     boundaries, x = args[:2] if name_of(func) == "searchsorted" else (args[1], args[0])
     right = kwargs.get("right", False) or kwargs.get("side") == "right"
     like = x if isinstance(x, torch.Tensor) else torch.ones((), device="cpu")
     common = torch.promote_types(boundaries.dtype, like.dtype)
     type_ = type_of(common)
-    # Integers that are captured are searched; all others are compared with one by one.
+    # Captured integers are searched; all other tensors are compared element by element.
     is_searched = type_ in ("i32", "i64") and not recording.is_traced(boundaries) and boundaries.numel() > 0
     limited = not is_searched and len(boundaries) > _MAX_UNROLLED
     if boundaries.dim() != 1 or limited or kwargs.get("sorter") is not None:

@@ -13,11 +13,11 @@ from flashlift.torch._trace.values import Index, Value, broadcast_index
 
 
 def infer(func: Any, args: tuple, kwargs: dict) -> torch.Tensor:
-    """The result's type and shape. On scalars the operation itself is the quickest way to it; larger tensors go
-    without memory."""
+    """The result's type and shape. For scalars, running the operation itself is fastest; for larger tensors, no memory
+    is used."""
     tensors = [one for one in (*args, *kwargs.values()) if isinstance(one, torch.Tensor)]
     if any(isinstance(one, Symbol) for one in (*args, *kwargs.values())):
-        func = func.overloadpacket  # the overload that was called takes a tensor in place of the number
+        func = func.overloadpacket  # the called overload has a tensor in place of the number
         args, kwargs = tree_map_only(
             Symbol, lambda one: float(one) if isinstance(one, float) else int(one), (args, kwargs)
         )
@@ -40,7 +40,7 @@ def operand(recording: Recording, given: Any, dtype: torch.dtype) -> Value:
 
 
 def made(recording: Recording, dtype: torch.dtype, shape: tuple[int, ...], at: Callable[[Index], Node]) -> torch.Tensor:
-    """A traced tensor. A scalar's node is made at once, so that a program is in the order of the mod."""
+    """A traced tensor. A scalar's node is created at once, so that the program keeps the mod's order."""
     return recording.traced(Value(dtype, tuple(shape), at) if shape else Value.scalar(dtype, at(())))
 
 

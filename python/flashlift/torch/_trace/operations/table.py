@@ -22,7 +22,7 @@ def translate(recording: Recording, func: Any, args: tuple, kwargs: dict) -> Any
         raise TraceError(f"{func} needs a number that does not change from call to call{where()}")
     if handler is not None:
         return handler(recording, func, args, kwargs)
-    # add_ and kin: the same operation, whose result its first argument then stands for.
+    # add_ and similar: the same operation, whose result replaces its first argument.
     if name.endswith("_") and not name.startswith("__") and name[:-1] in TABLE:
         functional = getattr(getattr(torch.ops.aten, name[:-1]), func._overloadname)
         if not recording.is_traced(args[0]) or args[0].dim() > 0:

@@ -115,7 +115,7 @@ def _cat(recording: Recording, func: Any, args: tuple, kwargs: dict) -> torch.Te
 
 @register("stack")
 def _stack(recording: Recording, func: Any, args: tuple, kwargs: dict) -> torch.Tensor:
-    """Of scalars: a little table, read by a chain of selections."""
+    """Stacks scalars: a small table, read by a chain of selections."""
     if any(one.dim() for one in args[0]):
         return NotImplemented
     builder = recording.builder
