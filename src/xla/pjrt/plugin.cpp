@@ -1,6 +1,6 @@
 // libflashlift_pjrt: a PJRT plugin that is another one in all but this: what it is asked to compile it fuses first.
 //
-// GetPjrtApi() hands out a copy of the wrapped plugin's table of functions with five of them replaced. All objects are
+// GetPjrtApi() hands out a copy of the wrapped plugin's table of functions with four of them replaced. All objects are
 // the wrapped plugin's own, and so is every other function.
 #include <chrono>
 #include <cstring>
