@@ -301,14 +301,15 @@ Chain chain_behind(mlir::Value value, Work& work) {
       continue;
     }
     mlir::Operation* op = result.getOwner();
-    if (kind(op) == OpKind::kOptimizationBarrier) {  // its results have nothing to do with each other
+    const OpKind what = kind(op);
+    if (what == OpKind::kOptimizationBarrier) {  // its results have nothing to do with each other
       if (barriers.insert(result).second) {
         stack.push_back(op->getOperand(result.getResultNumber()));
       }
       continue;
     }
-    const bool has_branches = kind(op) == OpKind::kCase || kind(op) == OpKind::kIf;
-    for (unsigned i = 0; i < op->getNumRegions() && (has_branches || kind(op) == OpKind::kWhile); ++i) {
+    const bool has_branches = what == OpKind::kCase || what == OpKind::kIf;
+    for (unsigned i = 0; i < op->getNumRegions() && (has_branches || what == OpKind::kWhile); ++i) {
       mlir::Block& body = block(op, i);
       mlir::Operation* const end = body.empty() ? nullptr : &body.back();
       if (end != nullptr && kind(end) == OpKind::kReturn && result.getResultNumber() < end->getNumOperands()) {
@@ -318,18 +319,21 @@ Chain chain_behind(mlir::Value value, Work& work) {
     if (!seen.insert(op).second) {
       continue;
     }
-    if (is_of_products(op)) {
+    const bool is_dot = what == OpKind::kDot || what == OpKind::kDotGeneral;
+    if (is_dot && is_of_products(op)) {
       chain.products.push_back(op);
       continue;
     }
-    if (is_fused_attention(op)) {
+    if (what == OpKind::kCustomCall && is_fused_attention(op)) {
       continue;
     }
-    if (kind(op) == OpKind::kExponential || kind(op) == OpKind::kPower) {
+    if (what == OpKind::kExponential || what == OpKind::kPower) {
       chain.exponentials.push_back(op);
+      chain.has_softmax = chain.has_softmax || is_of_softmax(op, work);
     }
-    chain.has_softmax = chain.has_softmax || is_of_softmax(op, work);
-    chain.differences = is_of_differences(op) ? op : chain.differences;
+    if (chain.products.empty() && is_of_differences(op)) {  // told where there are no products
+      chain.differences = op;
+    }
     stack.insert(stack.end(), op->operand_begin(), op->operand_end());
   }
   chain.is_cut = !stack.empty();
