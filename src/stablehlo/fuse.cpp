@@ -222,8 +222,8 @@ class Fuser {
   void take_back(std::vector<Rearrangement>& rearranged) {
     for (; !rearranged.empty(); rearranged.pop_back()) {
       stablehlo::take_back(rearranged.back());
+      work_.forget();
     }
-    work_.forget();
   }
 
   bool reads_log_sum_exp(mlir::Operation* product) {

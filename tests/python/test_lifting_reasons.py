@@ -173,6 +173,16 @@ def test_operands_of_many_products_are_not_searched():
     assert any("not looked for among more than 16" in each.reason for each in found.candidates)
 
 
+def test_a_softmax_before_both_products_has_one_reason():
+    """As where a residual stream leads past a product: the scores of that product have no exponential."""
+    x = jax.ShapeDtypeStruct((16, 16), jnp.float32)
+    for before in (lambda q, b: b, lambda q, b: b @ q):
+        text = exported(lambda q, k, v, b, f=before: (jax.nn.softmax(f(q, b)) + q @ k.mT) @ v, x, x, x, x)
+        (candidate,) = flashlift.stablehlo.fuse(text, gradients=True).candidates
+        assert not candidate.fused
+        assert candidate.reason == "the factor of the values is not an exponential of the scores"
+
+
 def reasons(function, *shapes, gradients=False):
     text = jax.jit(function).lower(*(jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes)).as_text()
     return [each.reason for each in flashlift.stablehlo.fuse(text, gradients=gradients).candidates if not each.fused]

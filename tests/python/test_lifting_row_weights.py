@@ -124,6 +124,20 @@ def test_powers_are_exponentials(exponentials, gradients):
     assert_fused(divided(exponentials, row_sum), *qkv(), gradients=gradients)
 
 
+@pytest.mark.parametrize("gradients", [False, True])
+def test_powers_of_a_computed_base_beside_another_softmax(gradients):
+    """Only the other one shows that the module may hold attention; these scores' exponential is the power."""
+
+    def attention(q, k, v, b):
+        s = less_maximum(products(q, k) / 4 + jax.nn.softmax(b))
+        e = jnp.power(jnp.sqrt(jnp.full(s.shape, 4.0)), s)
+        return weigh(e / row_sum(e), v)
+
+    q, k, v = qkv()
+    bias = jnp.asarray(RNG.standard_normal((q.shape[-2], k.shape[-2])), jnp.float32)
+    assert_fused(attention, q, k, v, bias, gradients=gradients)
+
+
 def test_powers_of_less_than_one():
     assert_fused(divided(lambda s: jnp.power(0.5, s.min(-1, keepdims=True) - s), row_sum), *qkv())
 

@@ -39,25 +39,39 @@ std::optional<double> number_within(mlir::Value value, int depth) {
   return number ? converted(*number, type, type) : std::nullopt;
 }
 
-// The number before the last operation rounds it.
+// Whether exact_number_of() computes the operation's number from those of its operands.
+bool computes_number(OpKind kind) {
+  switch (kind) {
+    case OpKind::kBroadcastInDim:
+    case OpKind::kReshape:
+    case OpKind::kConvert:
+    case OpKind::kSqrt:
+    case OpKind::kRsqrt:
+    case OpKind::kPower:
+    case OpKind::kMultiply:
+    case OpKind::kDivide:
+      return true;
+    default:
+      return false;
+  }
+}
+
+// The number before the last operation rounds it. Operands are read only as long as there may be a number: in a deep
+// model, a value is computed along many paths.
 std::optional<double> exact_number_of(mlir::Value value, int depth) {
   if (const auto number = splat(value)) {
     return number;
   }
   mlir::Operation* op = value.getDefiningOp();
-  if (op == nullptr || depth == 0 || op->getNumOperands() == 0) {
+  if (op == nullptr || depth == 0 || !computes_number(kind(op))) {
     return std::nullopt;
   }
   const auto x = number_within(op->getOperand(0), depth - 1);
-  const auto y = op->getNumOperands() > 1 ? number_within(op->getOperand(1), depth - 1) : std::optional(0.0);
+  const auto y = x && op->getNumOperands() > 1 ? number_within(op->getOperand(1), depth - 1) : std::optional(0.0);
   if (!x || !y) {
     return std::nullopt;
   }
   switch (kind(op)) {
-    case OpKind::kBroadcastInDim:
-    case OpKind::kReshape:
-    case OpKind::kConvert:
-      return x;
     case OpKind::kSqrt:
       return std::sqrt(*x);
     case OpKind::kRsqrt:
@@ -69,7 +83,7 @@ std::optional<double> exact_number_of(mlir::Value value, int depth) {
     case OpKind::kDivide:
       return *x / *y;
     default:
-      return std::nullopt;
+      return x;
   }
 }
 

@@ -278,8 +278,10 @@ bool may_follow_softmax(mlir::Value value, Work& work) {
 // The operations that a value is computed from, up to the products before it.
 struct Chain {
   std::vector<mlir::Operation*> products;
-  mlir::Operation* differences = nullptr;  // a sum of differences, such as a distance of queries and keys
-  bool has_softmax = false;  // or a possible one: an exponential that is summed, or that subtracts a number of the row
+  std::vector<mlir::Operation*> exponentials;  // and powers, whose base may be a number
+  bool is_cut = false;                         // longer than what is looked at
+  mlir::Operation* differences = nullptr;      // a sum of them, as a distance of queries and keys is
+  bool has_softmax = false;  // or what may be one: an exponential that is summed or less a number of its row
 };
 
 // Follows the results of regions, so that products in branches and loops are found. No formula reads a region: such a
@@ -299,14 +301,15 @@ Chain chain_behind(mlir::Value value, Work& work) {
       continue;
     }
     mlir::Operation* op = result.getOwner();
-    if (kind(op) == OpKind::kOptimizationBarrier) {  // its results are independent of each other
+    const OpKind what = kind(op);
+    if (what == OpKind::kOptimizationBarrier) {  // its results have nothing to do with each other
       if (barriers.insert(result).second) {
         stack.push_back(op->getOperand(result.getResultNumber()));
       }
       continue;
     }
-    const bool has_branches = kind(op) == OpKind::kCase || kind(op) == OpKind::kIf;
-    for (unsigned i = 0; i < op->getNumRegions() && (has_branches || kind(op) == OpKind::kWhile); ++i) {
+    const bool has_branches = what == OpKind::kCase || what == OpKind::kIf;
+    for (unsigned i = 0; i < op->getNumRegions() && (has_branches || what == OpKind::kWhile); ++i) {
       mlir::Block& body = block(op, i);
       mlir::Operation* const end = body.empty() ? nullptr : &body.back();
       if (end != nullptr && kind(end) == OpKind::kReturn && result.getResultNumber() < end->getNumOperands()) {
@@ -316,22 +319,32 @@ Chain chain_behind(mlir::Value value, Work& work) {
     if (!seen.insert(op).second) {
       continue;
     }
-    if (is_of_products(op)) {
+    const bool is_dot = what == OpKind::kDot || what == OpKind::kDotGeneral;
+    if (is_dot && is_of_products(op)) {
       chain.products.push_back(op);
       continue;
     }
-    if (is_fused_attention(op)) {
+    if (what == OpKind::kCustomCall && is_fused_attention(op)) {
       continue;
     }
-    chain.has_softmax = chain.has_softmax || is_of_softmax(op, work);
-    chain.differences = is_of_differences(op) ? op : chain.differences;
+    if (what == OpKind::kExponential || what == OpKind::kPower) {
+      chain.exponentials.push_back(op);
+      chain.has_softmax = chain.has_softmax || is_of_softmax(op, work);
+    }
+    if (chain.products.empty() && is_of_differences(op)) {  // told where there are no products
+      chain.differences = op;
+    }
     stack.insert(stack.end(), op->operand_begin(), op->operand_end());
   }
+  chain.is_cut = !stack.empty();
   work.spend(1 + static_cast<int64_t>(seen.size()) / kOperationsAStep);
-  // If there are several products, the one that sums the most elements is tried first as that of the scores; the others
-  // become captured tensors.
+  // Of several products the one with the longest sums is taken for the scores first; others become captured tensors.
+  llvm::DenseMap<mlir::Operation*, int64_t> sums;
+  for (mlir::Operation* product : chain.products) {
+    sums[product] = summed_elements(product);
+  }
   std::stable_sort(chain.products.begin(), chain.products.end(),
-                   [](mlir::Operation* x, mlir::Operation* y) { return summed_elements(x) > summed_elements(y); });
+                   [&](mlir::Operation* x, mlir::Operation* y) { return sums.at(x) > sums.at(y); });
   return chain;
 }
 
@@ -352,19 +365,13 @@ Proof check_pair(mlir::Operation* first, mlir::Operation* second) {
   return {};
 }
 
-// Another product of the chain between the probabilities and the scores, if the evaluator surely reads it. The
-// evaluator would fail there, so that the pair cannot be fused. Most pairs in a residual stream are of this kind, and
-// each attempt would read all of it.
-mlir::Operation* product_between(mlir::Operation* first, mlir::Value probabilities, size_t products, Work& work) {
-  if (products < 2) {
-    return nullptr;
-  }
-  DependsOn& depends = work.computed_from.try_emplace(first, first, std::vector<mlir::Operation*>()).first->second;
-  mlir::Operation* found = nullptr;
+// The products behind the probabilities that the evaluator surely reads, as long as none of them is the scores.
+std::vector<mlir::Operation*> products_surely_read(mlir::Value probabilities) {
+  std::vector<mlir::Operation*> found;
   any_operation({probabilities.getDefiningOp()}, kLongestChain, [&](mlir::Operation* op, OperationStack& stack) {
     if (is_of_products(op)) {
-      found = op != first && depends(op) ? op : nullptr;
-      return found != nullptr;
+      found.push_back(op);
+      return false;
     }
     // The evaluator may read other operations only in part, or only one of their results.
     const auto how = kind(op) == OpKind::kReduce ? reduction(op) : std::nullopt;
@@ -376,6 +383,30 @@ mlir::Operation* product_between(mlir::Operation* first, mlir::Value probabiliti
     return false;
   });
   return found;
+}
+
+DependsOn& computed_from(mlir::Operation* first, Work& work) {
+  constexpr size_t kMostKept = 64;  // each may know as many operations as the module has
+  if (work.computed_from.size() >= kMostKept) {
+    work.computed_from.clear();
+  }
+  return work.computed_from.try_emplace(first, first, std::vector<mlir::Operation*>()).first->second;
+}
+
+// Another of these products that is computed from the first one. The evaluator fails there, so that such a pair is
+// none: of a residual stream most are, and each attempt reads all of it.
+mlir::Operation* product_between(mlir::Operation* first, const std::vector<mlir::Operation*>& read, Work& work) {
+  DependsOn& depends = computed_from(first, work);
+  const auto found =
+      std::find_if(read.begin(), read.end(), [&](mlir::Operation* op) { return op != first && depends(op); });
+  return found == read.end() ? nullptr : *found;
+}
+
+// Whether an exponential is computed from the first product, as in every attention's probabilities. Where a loss is a
+// softmax, its gradient flows past the products of the backward pass, which stand behind that softmax.
+bool may_be_scores(mlir::Operation* first, const Chain& chain, Work& work) {
+  DependsOn& depends = computed_from(first, work);
+  return chain.is_cut || llvm::any_of(chain.exponentials, [&](mlir::Operation* op) { return depends(op); });
 }
 
 struct Attempt {
@@ -443,8 +474,21 @@ bool sums_over_queries(mlir::Operation* product, unsigned side) {
   return found;
 }
 
-// The error is the reason why the simplest attempt failed; if only the gradient is the obstacle, the reason why the
-// gradient could not be lifted.
+// What is told of a pair that failed in the simplest way with this reason.
+Refusal reason_of(const Refusal& refusal, mlir::Operation* second, unsigned side) {
+  return refusal.reason == Reason::kAcrossPlaces && sums_over_queries(second, side)
+             ? refuse<Reason::kGradientOfValuesAlone>(describe(second->getLoc()))
+             : refusal;
+}
+
+// For a pair that no way can lift, whose reason is wanted.
+Outcome<LiftedAttention> lift_in_simplest_way(mlir::Operation* first, mlir::Operation* second, unsigned side,
+                                              Work& work) {
+  auto lifted = lift_pair(first, second, side, {.work = &work}).lifted;
+  return lifted.ok() ? std::move(lifted) : reason_of(lifted.error(), second, side);
+}
+
+// Errors: why the simplest way failed; where only the gradient stands in the way, why that could not be lifted.
 Outcome<LiftedAttention> lift_in_any_way(mlir::Operation* first, mlir::Operation* second, unsigned side, bool gradients,
                                          Work& work) {
   const Attempt simplest = lift_pair(first, second, side, {.work = &work});
@@ -498,11 +542,7 @@ Outcome<LiftedAttention> lift_in_any_way(mlir::Operation* first, mlir::Operation
       of_gradient = of_gradient ? of_gradient : again.error();
     }
   }
-  const bool is_across = lifted.error().reason == Reason::kAcrossPlaces;
-  if (is_across && sums_over_queries(second, side)) {
-    return refuse<Reason::kGradientOfValuesAlone>(describe(second->getLoc()));
-  }
-  return of_gradient ? *of_gradient : lifted.error();
+  return of_gradient ? *of_gradient : reason_of(lifted.error(), second, side);
 }
 
 }  // namespace
@@ -605,18 +645,24 @@ Outcome<LiftedAttention> lift_attention(mlir::Operation* second_product, bool gr
     if (chain.products.empty() && chain.differences != nullptr) {
       refusal = refuse<Reason::kOfDifferences>(describe(chain.differences->getLoc()));
     }
+    const auto surely_read = chain.products.size() > 1 ? products_surely_read(second_product->getOperand(side))
+                                                       : std::vector<mlir::Operation*>();
     for (mlir::Operation* first : chain.products) {
       if (const Proof status = check_pair(first, second_product); !status.ok()) {
         refusal = refusal ? refusal : status.error();
         continue;
       }
-      mlir::Operation* const between =
-          product_between(first, second_product->getOperand(side), chain.products.size(), work);
+      const bool may_hold_scores = may_be_scores(first, chain, work);
+      if (refusal && !may_hold_scores) {
+        continue;
+      }
+      mlir::Operation* const between = product_between(first, surely_read, work);
       if (between != nullptr) {
         refusal = refusal ? refusal : refuse<Reason::kProductBetween>(describe(between->getLoc()));
         continue;
       }
-      auto lifted = lift_in_any_way(first, second_product, side, gradients, work);
+      auto lifted = may_hold_scores ? lift_in_any_way(first, second_product, side, gradients, work)
+                                    : lift_in_simplest_way(first, second_product, side, work);
       if (lifted.ok()) {
         return lifted;
       }

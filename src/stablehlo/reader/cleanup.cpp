@@ -88,7 +88,7 @@ void remove_unused_functions(mlir::ModuleOp module) {
     }
   }
   Mentions mentions;
-  while (!reached.empty()) {
+  while (!reached.empty() && !unreached.empty()) {
     for (const llvm::StringRef name : mentions.add(reached.pop_back_val())) {
       if (const auto found = unreached.find(name); found != unreached.end()) {
         reached.push_back(found->second);

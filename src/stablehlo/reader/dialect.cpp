@@ -1,5 +1,6 @@
 #include "stablehlo/reader/dialect.h"
 
+#include "llvm/ADT/DenseMap.h"
 #include "mlir/Dialect/Arith/IR/Arith.h"
 #include "mlir/Dialect/Func/IR/FuncOps.h"
 #include "mlir/Dialect/Quant/IR/Quant.h"
@@ -27,8 +28,21 @@ std::optional<std::string> canonical_text(mlir::DialectAsmParser& parser) {
   return canonical;
 }
 
+OpKind find_kind(mlir::StringRef name) {
+  const OpInfo* op = find_op(std::string_view(name.data(), name.size()));
+  return op == nullptr ? OpKind::kOther : op->kind;
+}
+
 class TextDialect : public mlir::Dialect {
  public:
+  OpKind kind_of(mlir::OperationName op_name) {
+    const auto [known, is_new] = kinds_.try_emplace(op_name.getAsOpaquePointer(), OpKind::kOther);
+    if (is_new) {
+      known->second = find_kind(op_name.getStringRef());
+    }
+    return known->second;
+  }
+
   std::optional<ParseOpHook> getParseOperationHook(mlir::StringRef op_name) const override {
     const OpInfo* op = find_op(std::string_view(op_name.data(), op_name.size()));
     // Registers the hook also for operations without a pretty form: its error is clearer than "unknown operation".
@@ -54,6 +68,9 @@ class TextDialect : public mlir::Dialect {
     allowUnknownOperations();
     allowUnknownTypes();
   }
+
+ private:
+  llvm::DenseMap<const void*, OpKind> kinds_;  // by the name's address, which lives as long as the context
 };
 
 class StablehloDialect : public TextDialect {
@@ -81,6 +98,16 @@ class SdyDialect : public TextDialect {
 };
 
 }  // namespace
+
+OpKind kind_of(mlir::OperationName name) {
+  mlir::Dialect* const dialect = name.getDialect();
+  if (dialect == nullptr) {  // not loaded yet
+    return find_kind(name.getStringRef());
+  }
+  return mlir::isa<StablehloDialect, ChloDialect, SdyDialect>(dialect)
+             ? static_cast<TextDialect*>(dialect)->kind_of(name)
+             : OpKind::kOther;
+}
 
 void register_dialects(mlir::DialectRegistry& registry) {
   registry.insert<StablehloDialect, ChloDialect, SdyDialect, mlir::func::FuncDialect, mlir::arith::ArithDialect,

@@ -6,6 +6,9 @@
 // that follows StableHLO's changes, in a compiler that must pass everything unknown through unchanged.
 #pragma once
 
+#include "mlir/IR/OperationSupport.h"
+#include "stablehlo/reader/op_table.h"
+
 namespace mlir {
 class DialectRegistry;
 }
@@ -15,5 +18,9 @@ namespace flashlift::stablehlo {
 // Registers stablehlo, chlo and sdy, and the upstream dialects that modules contain in their pretty form (func, arith,
 // tensor, shape, quant).
 void register_dialects(mlir::DialectRegistry& registry);
+
+// The kind of an operation of stablehlo, chlo and sdy, otherwise kOther. The lift asks for it at each of its steps: the
+// dialects remember the kind of each name, so that names are not compared there.
+OpKind kind_of(mlir::OperationName name);
 
 }  // namespace flashlift::stablehlo

@@ -1,8 +1,7 @@
 #include "stablehlo/reader/op_table.h"
 
 #include <algorithm>
-#include <array>
-#include <cstring>
+#include <unordered_map>
 
 namespace flashlift::stablehlo {
 namespace {
@@ -34,40 +33,18 @@ const std::vector<OpInfo>& table() {
   return ops;
 }
 
-// A hash table of its own: the lift looks names up millions of times, and a quarter of its time was
-// std::unordered_map's hash over all characters and its chains. The last eight characters distinguish almost all names.
-constexpr size_t kSlots = 1024;
-
-size_t first_slot(std::string_view name) {
-  uint64_t end = name.size();
-  std::memcpy(&end, name.data() + name.size() - std::min(name.size(), sizeof(end)), std::min(name.size(), sizeof(end)));
-  return ((end + name.size()) * 0x9E3779B97F4A7C15U) >> 54;
-}
-
-const std::array<const OpInfo*, kSlots>& slots_by_name() {
-  static const auto slots = [] {
-    std::array<const OpInfo*, kSlots> filled = {};
-    for (const OpInfo& op : all_ops()) {
-      size_t slot = first_slot(op.name);
-      for (; filled[slot] != nullptr; slot = (slot + 1) % kSlots) {
-      }
-      filled[slot] = &op;
-    }
-    return filled;
-  }();
-  return slots;
-}
-
 }  // namespace
 
 const OpInfo* find_op(std::string_view name) {
-  const std::array<const OpInfo*, kSlots>& slots = slots_by_name();
-  for (size_t slot = first_slot(name); slots[slot] != nullptr; slot = (slot + 1) % kSlots) {
-    if (slots[slot]->name == name) {
-      return slots[slot];
+  static const auto by_name = [] {
+    std::unordered_map<std::string_view, const OpInfo*> found;
+    for (const OpInfo& op : all_ops()) {
+      found.emplace(op.name, &op);
     }
-  }
-  return nullptr;
+    return found;
+  }();
+  const auto found = by_name.find(name);
+  return found == by_name.end() ? nullptr : found->second;
 }
 
 const OpInfo& info(OpKind kind) { return table()[static_cast<size_t>(kind)]; }

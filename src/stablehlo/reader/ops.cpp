@@ -5,6 +5,7 @@
 #include "llvm/ADT/APFloat.h"
 #include "mlir/IR/Block.h"
 #include "mlir/IR/TypeUtilities.h"
+#include "stablehlo/reader/dialect.h"
 
 namespace flashlift::stablehlo {
 namespace {
@@ -111,10 +112,7 @@ Reducer arg_reducer(mlir::Block& body, mlir::Operation* terminator) {
 
 }  // namespace
 
-OpKind kind(mlir::Operation* op) {
-  const OpInfo* found = find_op(view(op->getName().getStringRef()));
-  return found ? found->kind : OpKind::kOther;
-}
+OpKind kind(mlir::Operation* op) { return kind_of(op->getName()); }
 
 OpKind kind(mlir::Value value) {
   mlir::Operation* op = value.getDefiningOp();
@@ -127,18 +125,14 @@ mlir::Operation* defining(mlir::Value value, OpKind wanted) {
 }
 
 bool is_removable(mlir::Operation* op) {
-  const OpInfo* found = find_op(view(op->getName().getStringRef()));
-  if (!found) {
-    return false;
-  }
-  if (found->effects != Effects::kNested) {
-    return found->effects == Effects::kPure;
+  const Effects effects = info(kind(op)).effects;
+  if (effects != Effects::kNested) {
+    return effects == Effects::kPure;
   }
   for (mlir::Region& region : op->getRegions()) {
     for (mlir::Block& each : region) {
       for (mlir::Operation& inner : each) {
-        const OpInfo* inner_info = find_op(view(inner.getName().getStringRef()));
-        if (!(inner_info && inner_info->effects == Effects::kTerminator) && !is_removable(&inner)) {
+        if (info(kind(&inner)).effects != Effects::kTerminator && !is_removable(&inner)) {
           return false;
         }
       }

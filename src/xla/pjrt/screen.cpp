@@ -104,21 +104,17 @@ class MessageReader {
   std::string_view bytes_;
 };
 
-// The value of a field of a message: `missing` if the message lacks it, nothing if the message is invalid.
-std::optional<MessageReader::Field> find_field(std::string_view message, uint64_t number,
-                                               const MessageReader::Field& missing) {
+// Calls visit(field) for each field of a message with this number. False where the message is none, or visit() says so.
+template <typename Visit>
+bool visit_fields(std::string_view message, uint64_t number, const Visit& visit) {
   MessageReader reader(message);
-  MessageReader::Field found = missing;
   while (!reader.at_end()) {
     const auto field = reader.next();
-    if (!field) {
-      return std::nullopt;
-    }
-    if (field->number == number) {
-      found = *field;
+    if (!field || (field->number == number && !visit(*field))) {
+      return false;
     }
   }
-  return found;
+  return true;
 }
 
 }  // namespace
@@ -158,9 +154,15 @@ bool may_hold_attention(std::string_view module) {
 int64_t partition_count(std::string_view options) {
   constexpr uint64_t kExecutableBuildOptions = 3;
   constexpr uint64_t kNumPartitions = 5;
-  const auto build_options = find_field(options, kExecutableBuildOptions, {});
-  const auto partitions = build_options ? find_field(build_options->bytes, kNumPartitions, {.value = 1}) : std::nullopt;
-  return partitions ? std::max<int64_t>(static_cast<int64_t>(std::min<uint64_t>(partitions->value, INT32_MAX)), 1) : 0;
+  // A message that occurs several times is merged, field by field: so clients add to options by appending to them.
+  uint64_t partitions = 1;
+  const bool is_read = visit_fields(options, kExecutableBuildOptions, [&](const MessageReader::Field& build_options) {
+    return visit_fields(build_options.bytes, kNumPartitions, [&](const MessageReader::Field& field) {
+      partitions = field.value;
+      return true;
+    });
+  });
+  return is_read ? std::max<int64_t>(static_cast<int64_t>(std::min<uint64_t>(partitions, INT32_MAX)), 1) : 0;
 }
 
 }  // namespace flashlift::pjrt

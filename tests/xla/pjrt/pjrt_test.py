@@ -428,6 +428,12 @@ class Programs(PluginTest):
         out, _, _ = in_a_process(versions, FAKE)
         self.assertEqual(out.count(r"'fake 1.2\nflashlift "), 2)
 
+    def test_names(self):
+        """Names of the standard library would meet those of the process."""
+        shown = subprocess.run(["nm", "-D", "--defined-only", WRAPPER], text=True, capture_output=True, check=True)
+        names = [line.split()[-1] for line in shown.stdout.splitlines()]
+        self.assertEqual(sorted(names), ["GetPjrtApi", "flashlift_pjrt_is_a_wrapper"])
+
     def test_unload(self):
         out, _, _ = in_a_process(load_and_unload, FAKE)
         self.assertEqual(out, "True\n")

@@ -53,6 +53,10 @@ TEST(Screen, CountsPartitions) {
   // Field 4 holds replicas, which are not partitions; the last value counts.
   EXPECT_EQ(partition_count("\x1a\x04\x20\x08\x28\x01"sv), 1);
   EXPECT_EQ(partition_count("\x1a\x04\x28\x04\x28\x01"sv), 1);
+  // Options to which others were appended are merged, field by field.
+  EXPECT_EQ(partition_count("\x1a\x04\x20\x01\x28\x04\x1a\x02\x20\x02"sv), 4);
+  EXPECT_EQ(partition_count("\x1a\x04\x20\x01\x28\x04\x1a\x02\x28\x02"sv), 2);
+  EXPECT_EQ(partition_count("\x1a\x02\x28\x04\x1a\x00"sv), 4);
 }
 
 TEST(Screen, RefusesWhatAreNoOptions) {
@@ -60,6 +64,7 @@ TEST(Screen, RefusesWhatAreNoOptions) {
   EXPECT_EQ(partition_count("\x1a\x7f\x20"sv), 0);      // longer than what follows
   EXPECT_EQ(partition_count("\x1b"sv), 0);              // a group
   EXPECT_EQ(partition_count("\x1a\x02\x28\x80"sv), 0);  // a number without an end
+  EXPECT_EQ(partition_count("\x1a\x02\x28\x04\x1a\x01\x28"sv), 0);
   EXPECT_EQ(partition_count("\x1a\x0b\x28\xff\xff\xff\xff\xff\xff\xff\xff\xff\x7f"sv), INT32_MAX);
 }
 
