@@ -255,6 +255,19 @@ def test_a_captured_tensor_that_becomes_too_small():
 
 
 @torch.no_grad()
+def test_a_captured_tensor_that_is_too_small_for_a_graph_of_any_length():
+    def attend(q, k, v, table):
+        return flex_attention(q, k, v, lambda s, b, h, i, j: s + table[j] * table[i])
+
+    compiled = torch.compile(attend, fullgraph=True, dynamic=True, backend="aot_eager")
+    for length, size in ((20, 20), (30, 40), (33, 33)):
+        inputs = (*torch.randn(3, 2, 4, length, 16), torch.randn(size))
+        torch.testing.assert_close(compiled(*inputs), attend(*inputs))
+        with pytest.raises(Exception, match=f"kv, which goes to {length - 1}, in a dimension of size {length - 1};"):
+            compiled(*inputs[:3], torch.randn(length - 1))
+
+
+@torch.no_grad()
 def test_rounding_to_decimals():
     q, k, v = tensors()
     for decimals in (2, -1):
