@@ -153,6 +153,7 @@ def test_cumulative_lengths_of_a_batch():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        ({"dropout_seed": 1}, "dropout_seed was given without dropout_prob"),
         ({"dropout_prob": -0.1}, "dropout_prob is -0.1; expected a probability"),
         ({"dropout_prob": 1.0, "dropout_seed": 1}, "dropout_prob is 1.0; expected a probability"),
         ({"dropout_prob": NAN}, "dropout_prob is nan"),

@@ -141,6 +141,7 @@ def test_heads_deeper_than_kernels_take(compiles, depths):
         ({"query": torch.ones(4, 20, 16)}, r"must be 4D tensors .* got query \[4, 20, 16\], key \[2, 4, 20, 16\]"),
         ({"sinks": [0.0] * 4}, r"sinks is list; expected a torch.Tensor of shape \[4\]"),
         ({"dropout_p": "x"}, "dropout_p is 'x'; expected a probability"),
+        ({"dropout_seed": 1}, "dropout_seed was given without dropout_p"),
         ({"dropout_p": 0.5, "dropout_seed": 1.5}, "dropout_seed is 1.5; expected an integer of 64 bits"),
         ({"dropout_p": 0.5, "dropout_seed": torch.ones(())}, "dropout_seed is torch.float32 .*; expected one integer"),
         ({"dropout_p": 0.5, "dropout_seed": torch.arange(2)}, r"dropout_seed is torch.int64 \[2\]"),

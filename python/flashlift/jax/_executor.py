@@ -49,7 +49,7 @@ class FlashAttention:
         attention_mask: jax.Array | None = None,
         bias: jax.Array | None = None,
         softmax_scale: float | None = None,
-        dropout_prob: float = 0.0,
+        dropout_prob: float | None = None,
         causal: bool | str = False,
         dropout_seed: jax.Array | int | None = None,
         cum_seqlens_q: jax.Array | None = None,
