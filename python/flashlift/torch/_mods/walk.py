@@ -225,5 +225,6 @@ class Walk:
             pending |= names_in(member.__code__)
 
 
-_UNSEEN = frozenset(("globals", "locals", "eval", "exec", "import_module"))  # what a function reads by these
+# What a function reads by these, no walk sees.
+_UNSEEN = frozenset("globals locals eval exec import_module environ getenv random".split())
 _REFLECTION = frozenset(("getattr", "vars", "__dict__", "__getattribute__", "attrgetter"))
