@@ -183,6 +183,8 @@ class Executor:
 
     def __init__(self, chooser: ConfigSelectorChain | None = None, stamp_prefix: str | None = None) -> None:
         """stamp_prefix is ejkernel's, and names nothing here."""
+        if chooser is not None and not hasattr(chooser, "choose"):
+            raise InvalidArgumentError(f"chooser is {short(chooser)}; expected a ConfigSelectorChain, or None")
         self.chooser = chooser if chooser is not None else ConfigSelectorChain()
 
     def __call__(
