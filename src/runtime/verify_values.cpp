@@ -17,9 +17,10 @@ int32_t element(const TensorView& view, int64_t index) {
 
 Status verify_starts(const Capture& capture, const TensorView& starts, const char* what, int64_t length) {
   if (starts.sizes[0] == 0) {
-    return invalid_argument("captured tensor `{}` is empty; expected the starts of sequences, beginning with 0, and "
-                            "the end of the last one",
-                            capture.name);
+    return invalid_argument(
+        "captured tensor `{}` is empty; expected the starts of sequences, beginning with 0, and "
+        "the end of the last one",
+        capture.name);
   }
   int32_t before = 0;
   for (int64_t i = 0; i < starts.sizes[0]; ++i) {

@@ -60,7 +60,7 @@ class Mask(BlockMask):
 
     def __radd__(self, scores: object) -> None:
         raise TypeError(
-            "this model adds masks to its scores itself, without transformers' AttentionInterface, which is where other "
+            "this model adds masks to its scores itself, without transformers' AttentionInterface, where "
             'implementations are registered; expected attn_implementation="eager" for it'
         )
 

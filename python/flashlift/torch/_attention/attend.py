@@ -22,7 +22,8 @@ def attend(
     if query.size(0) != key.size(0):
         key, value = (one.expand(query.size(0), -1, -1, -1) for one in (key, value))
     sizes = dict(zip(("b", "h", "q", "kv"), (*query.shape[:3], key.shape[2]), strict=True))
-    bounds = Bounds(**{name: size if type(size) is int else None for name, size in sizes.items()})
+    b, h, q, kv = (size if type(size) is int else None for size in sizes.values())
+    bounds = Bounds(b, h, q, kv)
     features = []
     captures: list[torch.Tensor] = []
     for trace, leaves in programs:

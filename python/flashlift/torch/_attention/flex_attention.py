@@ -161,9 +161,7 @@ def _in_widest_type(*tensors: torch.Tensor) -> list[torch.Tensor]:
     return [one.to(widest) for one in tensors]
 
 
-def _dropout(
-    dropout_p: float | None, seed: int | torch.Tensor | None
-) -> tuple[float, torch.Tensor | None]:
+def _dropout(dropout_p: float | None, seed: int | torch.Tensor | None) -> tuple[float, torch.Tensor | None]:
     """The probability, and the seed as a tensor if that is not 0."""
     if dropout_p is None:
         if seed is not None:

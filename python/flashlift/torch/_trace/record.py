@@ -128,7 +128,7 @@ class Trace:
         if any(type(one) is int and one == 0 for one in sizes.values()):
             return  # there are no coordinates
         for index, of in self.read_at:
-            size = slots[of.number].shape[of.dim] if type(of) is SizeOf else of
+            size: Any = slots[of.number].shape[of.dim] if type(of) is SizeOf else of
             low, high = reach_of(index, sizes)
             if _holds(-size <= low) and _holds(high < size):
                 continue
