@@ -90,7 +90,8 @@ class Attention {
   static Result<Attention> compile(const Problem& problem, const CompileOptions& options = {});
 
   // Runs on the arguments' memory. batch, q_len and kv_len come from the arguments and may differ from the compiled
-  // problem's. Errors: a shape, dtype or stride that the problem does not allow; then nothing is written.
+  // problem's. Errors: a shape, dtype or stride that the problem does not allow, and on a CPU cumulative lengths, key
+  // lengths or pages that do not exist; then nothing is written.
   Status run(const AttentionArguments& arguments, const RunOptions& options = {}) const;
 
   // Generates the code that run_backward() needs; otherwise the first backward call does so. capture_gradients: for

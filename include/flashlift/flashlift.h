@@ -279,7 +279,9 @@ typedef struct FlashliftRunOptions {
 } FlashliftRunOptions;
 
 /* Runs the attention. Errors: INVALID_ARGUMENT for a shape, dtype, stride or device that the problem does not allow;
- * then nothing is written. `options` may be NULL. */
+ * then nothing is written. On a CPU also for cu_seqlens_q, cu_seqlens_kv and key_lengths that no sequences of the call
+ * have, and for an entry of page_table that is no page, if its keys are not masked. On a GPU these contents are not
+ * checked: pages are clamped to those that exist. `options` may be NULL. */
 FlashliftError* flashlift_attention_run(const FlashliftAttention* attention, const FlashliftArguments* arguments,
                                         const FlashliftRunOptions* options);
 

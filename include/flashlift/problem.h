@@ -86,8 +86,7 @@ struct AttentionArguments {
   std::optional<TensorView> lse;       // f32 [batch, q_heads, q_len], if Problem::want_lse
   std::optional<TensorView> row_max;   // f32 [batch, q_heads, q_len], if Problem::want_row_max
   std::optional<TensorView> residual;  // of out's dtype, shape and strides, if Problem::want_residual
-  // i32 [batch, pages of a sequence], if Problem::page_size > 0. Entries are clamped to the number of pages, so that
-  // those of masked keys may hold anything.
+  // i32 [batch, pages of a sequence], if Problem::page_size > 0. Entries of masked keys may hold anything.
   std::optional<TensorView> page_table;
   uint64_t dropout_seed = 0;  // another seed, other keys; unused without dropout, or with a keep mask
   // The batch and the query head that dropout uses for the call's first ones. With them, a call that is a part of a

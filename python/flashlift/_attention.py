@@ -147,7 +147,7 @@ class Attention:
         captures: Captures = (),
         sinks: Any = None,
         page_table: Any = None,
-        dropout_seed: int = 0,
+        dropout_seed: int | None = None,
         dropout_words: Any = None,
         keep_mask: Any = None,
     ) -> Any:
@@ -157,8 +157,9 @@ class Attention:
         value_dim]; captures in the order of `self.captures`, or by name; sinks f32 [q_heads, sinks], or [sinks] for all
         heads.
         With pages, k and v are [pages, kv_heads, page_size, dim] and page_table is i32 [batch, pages of a sequence].
-        Which keys dropout leaves out: dropout_seed, 64 bits; or, as the problem says, dropout_words, uint32 [2], its
-        low half first (or [4]: docs/problem.md), or keep_mask, bool [batch, q_heads, q_len, kv_len], sizes that or 1.
+        Which keys dropout leaves out: dropout_seed, 64 bits, by default 0; or, as the problem says, dropout_words,
+        uint32 [2], its low half first (or [4]: docs/problem.md), or keep_mask, bool [batch, q_heads, q_len, kv_len],
+        sizes that or 1.
         Returns out [batch, q_heads, q_len, value_dim], or a tuple with lse, row_max and residual after it, as the
         problem asks.
         """
@@ -197,7 +198,7 @@ class Attention:
         lse: Any = None,
         row_max: Any = None,
         page_table: Any = None,
-        dropout_seed: int = 0,
+        dropout_seed: int | None = None,
         dropout_words: Any = None,
         keep_mask: Any = None,
         residual: Any = None,
@@ -224,7 +225,7 @@ class Attention:
         d_lse: Any = None,
         wanted: Sequence[str] = (),
         row_max: Any = None,
-        dropout_seed: int = 0,
+        dropout_seed: int | None = None,
         dropout_words: Any = None,
         keep_mask: Any = None,
         residual: Any = None,
@@ -317,7 +318,7 @@ class Attention:
         d_captures: Mapping[str, Any] | None = None,
         d_sinks: Any = None,
         row_max: Any = None,
-        dropout_seed: int = 0,
+        dropout_seed: int | None = None,
         dropout_words: Any = None,
         keep_mask: Any = None,
         residual: Any = None,
@@ -333,6 +334,15 @@ class Attention:
         forward = BoundAttention(self, q, k, v, out, self._in_order(captures), more, dropout_seed)
         gradients = {"d_q": d_q, "d_k": d_k, "d_v": d_v, "d_sinks": d_sinks}
         return BoundBackward(forward, d_out, d_lse, gradients, d_captures or {})
+
+    def _seed(self, given: int | None) -> int:
+        info = self._info
+        if given is None:
+            return 0
+        if not info.dropout or info.keep_mask or info.dropout_words:
+            has = "a keep_mask" if info.keep_mask else "dropout_words" if info.dropout_words else "no dropout"
+            raise InvalidArgumentError(f"dropout_seed is {given!r}, but the problem has {has}; leave the seed out")
+        return whole_number(given, "dropout_seed", 0, 2**64 - 1)
 
     def _known(self, names: Sequence[str]) -> Sequence[str]:
         unknown = set(names) - set(self.captures)
@@ -373,7 +383,7 @@ class BoundAttention:
         out: Any,
         captures: Sequence[Any],
         more: Mapping[str, Any],
-        dropout_seed: int,
+        dropout_seed: int | None,
         writes: bool = False,
     ) -> None:
         self._attention = attention
@@ -388,7 +398,7 @@ class BoundAttention:
             struct_size=ctypes.sizeof(Arguments),
             captures=pointers,
             capture_count=len(captures),
-            dropout_seed=whole_number(dropout_seed, "dropout_seed", 0, 2**64 - 1),
+            dropout_seed=attention._seed(dropout_seed),
             **{name: ctypes.pointer(one.dl) for name, one in self._tensors.items()},
         )
 

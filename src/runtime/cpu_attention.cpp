@@ -10,6 +10,7 @@
 #include "runtime/program_key.h"
 #include "runtime/simplified.h"
 #include "runtime/tbb_executor.h"
+#include "runtime/verify_values.h"
 #include "support/error.h"
 #include "support/log.h"
 
@@ -44,6 +45,7 @@ class CpuAttention : public Attention::Implementation {
   CpuAttention(const Problem& given, const SimplifiedProblem& compiled, const CompileOptions& options,
                cpu::Forward forward, Result<cpu::Forward> backward_kernels)
       : given_(given),
+        contents_(contents_of(given)),
         compiled_(compiled),
         forward_threads_(options.forward.threads),
         backward_threads_(options.backward.threads),
@@ -56,6 +58,7 @@ class CpuAttention : public Attention::Implementation {
   const Problem& problem() const override { return given_; }
 
   Status run(const AttentionArguments& arguments, const RunOptions& options) const override {
+    FLASHLIFT_RETURN_IF_ERROR(verify_values(given_, contents_, arguments));
     return forward_.run(arguments, parallel(options, forward_threads_));
   }
 
@@ -71,6 +74,7 @@ class CpuAttention : public Attention::Implementation {
   bool reads_residual() const override { return false; }
 
   Status run_backward(const BackwardArguments& arguments, const RunOptions& options) const override {
+    FLASHLIFT_RETURN_IF_ERROR(verify_values(given_, contents_, arguments.forward));
     uint64_t wanted_bits = 0;
     for (size_t i = 0; i < arguments.d_captures.size(); ++i) {
       wanted_bits |= uint64_t{arguments.d_captures[i].has_value()} << i;
@@ -120,6 +124,7 @@ class CpuAttention : public Attention::Implementation {
   }
 
   Problem given_;
+  std::vector<problem::Holds> contents_;
   SimplifiedProblem compiled_;
   int forward_threads_;
   int backward_threads_;

@@ -326,3 +326,39 @@ def test_pages_are_read_through_the_table():
     np.testing.assert_array_equal(out, expected)
     with pytest.raises(flashlift.InvalidArgumentError, match="page table"):
         paged(q, k_pages, v_pages, captures=[length])
+
+
+@pytest.mark.parametrize(
+    ("words", "captures", "table", "wrong"),
+    [
+        ("", {}, [[0, 1, 2], [4, 4, 0]], None),
+        ("", {}, [[0, 1, 2], [4, -1, 5]], r"\[1, 1\] is -1; expected 0 to 4"),
+        ("key_lengths", {"key_lengths": np.int32([16, 33])}, [[0, -1, 99], [4, 4, 0]], None),
+        ("key_lengths", {"key_lengths": np.int32([17, 33])}, [[0, -1, 99], [4, 4, 0]], r"\[0, 1\] is -1"),
+        ("key_lengths", {"key_lengths": np.int32([0, 0])}, [[-1] * 3, [5] * 3], None),
+        ("causal=bottom_right window=15,0", {}, [[-1, 1, 2], [99, 4, 0]], None),  # pages that a window has passed
+        ("causal=bottom_right window=31,0", {}, [[-1, 1, 2], [99, 4, 0]], r"\[0, 0\] is -1"),
+        # Heads alternate: that a page has no key is no matter of one comparison.
+        ("mask_mod(m: bool[4,48]) { %0 = load m[h, kv]; return %0 }", "by_head", [[-1, 1, -1], [5, 4, 5]], None),
+        ("mask_mod(m: bool[4,48]) { %0 = load m[h, kv]; return %0 }", "by_head", [[0, -1, 2], [1, 4, 5]], r"\[0, 1\]"),
+        ("score_mod(m: f32[48]) { %0 = load m[kv]; return %0 }", "by_score", [[0, -1, -1], [1, 5, 5]], None),
+    ],
+    ids=str,
+)
+def test_pages_that_do_not_exist(words, captures, table, wrong):
+    rng = np.random.default_rng(0)
+    q = rng.standard_normal((2, 4, 3, 16), np.float32)
+    k_pages, v_pages = (rng.standard_normal((5, 2, 16, 16), np.float32) for _ in range(2))
+    keys = np.arange(48)
+    if captures == "by_head":
+        captures = {"m": np.broadcast_to((keys >= 16) & (keys < 32), (4, 48)) & (np.arange(4)[:, None] % 2 == 1)}
+    elif captures == "by_score":
+        captures = {"m": np.where(keys < 16, 0, -np.inf).astype(np.float32)}
+    paged = flashlift.compile(f"attn b2 hq4 hkv2 sq3 skv48 d16 page_size=16 {words}")
+    call = lambda table: paged(q, k_pages, v_pages, captures=captures, page_table=np.int32(table))
+    if wrong is None:
+        np.testing.assert_array_equal(call(table), call(np.clip(table, 0, 4)))
+        return
+    with pytest.raises(flashlift.InvalidArgumentError, match=f"page_table: entry {wrong}.*its keys are not masked"):
+        call(table)
+    assert paged(q[:, :, :0], k_pages, v_pages, captures=captures, page_table=np.int32(table)).size == 0

@@ -112,9 +112,25 @@ def test_dropout_is_a_function_of_its_seed():
     assert np.array_equal(first, attention(Q, K, V, dropout_seed=3))
     assert not np.array_equal(first, attention(Q, K, V, dropout_seed=4))
     assert attention(Q, K, V, dropout_seed=2**64 - 1).shape == first.shape
-    for seed in (-1, 2**64, 1.5, None):
+    assert np.array_equal(attention(Q, K, V), attention(Q, K, V, dropout_seed=0))
+    for seed in (-1, 2**64, 1.5):
         with pytest.raises(flashlift.InvalidArgumentError, match=f"dropout_seed is {seed}; expected a whole"):
             attention(Q, K, V, dropout_seed=seed)
+
+
+@pytest.mark.parametrize(
+    ("words", "given", "reason"),
+    [
+        ("", {}, "no dropout"),
+        ("dropout=0.5 keep_mask", {"keep_mask": np.ones((1, 1, 1, 1), bool)}, "a keep_mask"),
+        ("dropout=0.5 dropout_words", {"dropout_words": np.zeros(2, np.uint32)}, "dropout_words"),
+    ],
+)
+def test_a_seed_without_an_effect_is_an_error(words, given, reason):
+    attention = flashlift.compile(f"{SHAPE} {words}")
+    with pytest.raises(flashlift.InvalidArgumentError, match=f"dropout_seed is 0, but the problem has {reason}; leave"):
+        attention(Q, K, V, dropout_seed=0, **given)
+    assert attention(Q, K, V, **given).shape == Q.shape
 
 
 @pytest.mark.parametrize(
@@ -132,3 +148,46 @@ def test_dropout_is_a_function_of_its_seed():
 def test_sizes_that_do_not_fit_are_errors(features, captures, message):
     with pytest.raises(flashlift.InvalidArgumentError, match=message):
         flashlift.compile(f"{SHAPE} {features}")(Q, K, V, captures=captures)
+
+
+# What a GPU would take as the nearest that exists is refused on a CPU, where the contents can be read.
+@pytest.mark.parametrize(
+    ("lengths", "message"),
+    [([0, 40], None), ([-1, 3], "element 0 is -1; expected 0 to 40"), ([3, 41], "element 1 is 41; expected 0 to 40")],
+)
+def test_key_lengths_beyond_the_keys(lengths, message):
+    attention = flashlift.compile(f"{SHAPE} key_lengths lse")
+    captures = {"key_lengths": np.int32(lengths)}
+    if message is None:
+        out, lse = attention(Q, K, V, captures=captures)
+        assert attention.backward(Q, K, V, out, out, captures=captures, lse=lse).q.shape == Q.shape
+        return
+    with pytest.raises(flashlift.InvalidArgumentError, match=f"`key_lengths`: {message}, the number of keys"):
+        attention(Q, K, V, captures=captures)
+    out, lse = np.zeros_like(Q), np.zeros(Q.shape[:3], np.float32)
+    with pytest.raises(flashlift.InvalidArgumentError, match=f"`key_lengths`: {message}, the number of keys"):
+        attention.backward(Q, K, V, out, out, captures=captures, lse=lse)
+
+
+@pytest.mark.parametrize(
+    ("of_queries", "of_keys", "message"),
+    [
+        ([0, 9, 24], [0, 0, 40], None),
+        ([0, 9, 20], [0, 9, 9], None),
+        ([0, 9, 25], [0, 9, 40], "`cu_seqlens_q`: element 2 is 25; .* at most 24, the number of queries"),
+        ([0, 9, 24], [0, 9, 41], "`cu_seqlens_kv`: element 2 is 41; .* at most 40, the number of keys"),
+        ([1, 9, 24], [0, 9, 40], "`cu_seqlens_q`: element 0 is 1; expected numbers that begin with 0"),
+        ([0, 9, 24], [0, 9, 8], "`cu_seqlens_kv`: element 2 is 8, after 9; .* never decrease"),
+        ([0, -1, 24], [0, 9, 40], "`cu_seqlens_q`: element 1 is -1, after 0"),
+        ([], [], "`cu_seqlens_q` is empty; expected the starts of sequences"),
+    ],
+    ids=str,
+)
+def test_sequences_that_are_none(of_queries, of_keys, message):
+    packed = flashlift.compile("attn hq4 hkv2 sq24 skv40 d16 cu_seqlens")
+    captures = {"cu_seqlens_q": np.int32(of_queries), "cu_seqlens_kv": np.int32(of_keys)}
+    if message is None:
+        assert packed(Q[:1], K[:1], V[:1], captures=captures).shape == Q[:1].shape
+        return
+    with pytest.raises(flashlift.InvalidArgumentError, match=message):
+        packed(Q[:1], K[:1], V[:1], captures=captures)

@@ -525,3 +525,12 @@ def test_sharded_by_an_explicit_mesh():
 def test_wrong_arguments(arguments, message):
     with pytest.raises((flashlift.FlashliftError, jax.errors.JaxRuntimeError), match=message):
         flash_attention(*operands(), **arguments)
+
+
+def test_packed_sequences_that_a_jitted_call_does_not_have():
+    q, k, v = (jnp.ones((1, 8, 2, 8)) for _ in range(3))
+    run = jax.jit(lambda ends: flash_attention(q, k, v, cum_seqlens_q=ends, cum_seqlens_k=ends))
+    assert run(jnp.asarray([0, 3, 8], jnp.int32)).shape == q.shape
+    for ends in ([0, 9], [0, 5, 3], [1, 8]):
+        with pytest.raises((ValueError, jax.errors.JaxRuntimeError), match="`cu_seqlens_q`: element .* never decrease"):
+            jax.block_until_ready(run(jnp.asarray(ends, jnp.int32)))

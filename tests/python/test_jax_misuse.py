@@ -5,7 +5,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flashlift.jax import attention, dot_product_attention, flash_attention, flax_attention_fn
+from flashlift.jax import Executor, attention, dot_product_attention, flash_attention, flax_attention_fn
 from test_jax_gradients import normal
 
 B, SQ, SKV, HQ, HKV, D = 2, 37, 53, 6, 2, 24
@@ -153,6 +153,7 @@ def test_cumulative_lengths_of_a_batch():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        ({"dropout_seed": 1}, "dropout_seed was given without dropout_prob"),
         ({"dropout_prob": -0.1}, "dropout_prob is -0.1; expected a probability"),
         ({"dropout_prob": 1.0, "dropout_seed": 1}, "dropout_prob is 1.0; expected a probability"),
         ({"dropout_prob": NAN}, "dropout_prob is nan"),
@@ -243,3 +244,15 @@ def test_dot_product_attention_of_traced_numbers(name, advice):
 
 def test_dot_product_attention_of_other_dimensions():
     refused(r"query is float32\[37, 6, 24\], key is", Q[0], K, V, function=dot_product_attention)
+
+
+@pytest.mark.parametrize("word", ["keep_mask", "page_size=8", "residual", "row_max"])
+def test_words_that_a_call_in_jax_does_not_have(word):
+    q, k, v = (jnp.ones((1, 8, 2, 8), jnp.bfloat16) for _ in range(3))
+    with pytest.raises(flashlift.UnsupportedError, match=f"the features have {word.split('=')[0]}, for which a call"):
+        attention(q, k, v, word)
+
+
+def test_a_chooser_that_is_none():
+    with pytest.raises(flashlift.InvalidArgumentError, match="chooser is 3; expected a ConfigSelectorChain, or None"):
+        Executor(3)

@@ -225,6 +225,16 @@ def test_what_is_taken_of_arrays():
     np.testing.assert_allclose(beyond, plain(*given, lambda s, b, h, q, kv: jnp.nan_to_num(s + filled[kv])), atol=1e-5)
 
 
+@pytest.mark.parametrize("dtype", ["int32", "int8", "uint8", "bool"])
+def test_integers_that_are_taken_out_of_bounds(dtype):
+    short = jnp.asarray(np.random.default_rng(1).integers(0, 2, T - 6), dtype)
+    check(None, lambda: lambda b, h, q, kv: jnp.take(short, kv) != jnp.take(short, q))
+
+
+def test_what_is_computed_again_in_the_backward_pass():
+    check(lambda t: lambda s, b, h, q, kv: jax.checkpoint(lambda x, y: jnp.sin(x) * y)(s, t[kv]), None, normal(T))
+
+
 def test_without_jit():
     given = normal(B, S, H, D), normal(B, T, H, D), normal(B, T, H, D)
     mod = lambda s, b, h, q, kv: s * 2
@@ -259,7 +269,7 @@ def test_transformations():
         ({"score_mod": lambda s, b, h, q, kv: (s + DOCUMENTS[b])[q]}, "expected scalars"),
         ({"score_mod": lambda s, b, h, q, kv: jax.lax.lgamma(s)}, "score_mod computes lgamma"),
         ({"score_mod": lambda s, b, h, q, kv: None}, "score_mod returns nothing; expected one scalar"),
-        ({"score_mod": lambda s, b, h, q, kv: s + jnp.take(DOCUMENTS[0], kv)}, "fills what it reads out of bounds"),
+        ({"score_mod": lambda s, b, h, q, kv: s + jnp.take(DOCUMENTS, b, axis=0)[kv]}, "fills rows that it reads"),
         ({"score_mod": lambda s, b, h, q, kv: s + [1.0, 2.0][h]}, "reads the value of a position"),
         ({"score_mod": lambda s, b, h, q, kv: np.tanh(s)}, "np.tanh as jnp.tanh"),
         ({"mask_mod": lambda b, h, q, kv: q >= kv and h > 0}, "mask_mod reads the value.* `and` as &"),

@@ -7,6 +7,8 @@ import dataclasses
 import enum
 import functools
 import operator
+import os
+import random
 import sys
 import types
 
@@ -206,6 +208,8 @@ READERS = {
     "imports": imports,
     "globals": lambda s, b, h, q, kv: s * globals()["NUMBER"],
     "eval": lambda s, b, h, q, kv: s * eval("NUMBER"),
+    "environ": lambda s, b, h, q, kv: s * float(os.environ["NUMBER"]),
+    "getenv": lambda s, b, h, q, kv: s * float(os.getenv("NUMBER")),
 }
 
 
@@ -218,8 +222,18 @@ def test_state_that_changes(name, monkeypatch):
         monkeypatch.setattr(Shared, "number", number)
         monkeypatch.setattr(SETTINGS, "number", number, raising=False)
         monkeypatch.setattr(STATE, "function", lambda score, factor=number: score * factor)
+        monkeypatch.setenv("NUMBER", str(number))
         CONTEXT.set(number)
         assert_right(READERS[name])
+
+
+@torch.no_grad()
+def test_numbers_that_are_drawn():
+    """Each call draws its own, as where PyTorch runs the function."""
+    random.seed(0)
+    given = torch.randn(3, 1, 1, 8, 4)
+    drawn = [flex_attention(*given, lambda s, b, h, q, kv: s * random.random()) for _ in range(3)]
+    assert not torch.equal(drawn[0], drawn[1]) and not torch.equal(drawn[1], drawn[2])
 
 
 class Settings:

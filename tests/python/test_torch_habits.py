@@ -141,6 +141,7 @@ def test_heads_deeper_than_kernels_take(compiles, depths):
         ({"query": torch.ones(4, 20, 16)}, r"must be 4D tensors .* got query \[4, 20, 16\], key \[2, 4, 20, 16\]"),
         ({"sinks": [0.0] * 4}, r"sinks is list; expected a torch.Tensor of shape \[4\]"),
         ({"dropout_p": "x"}, "dropout_p is 'x'; expected a probability"),
+        ({"dropout_seed": 1}, "dropout_seed was given without dropout_p"),
         ({"dropout_p": 0.5, "dropout_seed": 1.5}, "dropout_seed is 1.5; expected an integer of 64 bits"),
         ({"dropout_p": 0.5, "dropout_seed": torch.ones(())}, "dropout_seed is torch.float32 .*; expected one integer"),
         ({"dropout_p": 0.5, "dropout_seed": torch.arange(2)}, r"dropout_seed is torch.int64 \[2\]"),
@@ -252,6 +253,19 @@ def test_a_captured_tensor_that_becomes_too_small():
         assert attend(torch.zeros(20)).shape == q.shape
         with pytest.raises(IndexError, match="in a dimension of size 12; expected at least 20"):
             attend(torch.zeros(12))
+
+
+@torch.no_grad()
+def test_a_captured_tensor_that_is_too_small_for_a_graph_of_any_length():
+    def attend(q, k, v, table):
+        return flex_attention(q, k, v, lambda s, b, h, i, j: s + table[j] * table[i])
+
+    compiled = torch.compile(attend, fullgraph=True, dynamic=True, backend="aot_eager")
+    for length, size in ((20, 20), (30, 40), (33, 33)):
+        inputs = (*torch.randn(3, 2, 4, length, 16), torch.randn(size))
+        torch.testing.assert_close(compiled(*inputs), attend(*inputs))
+        with pytest.raises(Exception, match=f"kv, which goes to {length - 1}, in a dimension of size {length - 1};"):
+            compiled(*inputs[:3], torch.randn(length - 1))
 
 
 @torch.no_grad()

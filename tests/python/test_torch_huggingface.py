@@ -126,6 +126,16 @@ def test_packed_sequences_and_masks_of_numbers(name, maybe_compiled):
         torch.testing.assert_close(run(**given).logits, theirs(**given).logits, atol=1e-4, rtol=1e-4)
 
 
+def test_a_model_that_adds_masks_itself():
+    """It has no AttentionInterface, and would use the implementation for its masks only."""
+    huggingface.register()
+    config = transformers.BloomConfig(vocab_size=9, hidden_size=16, n_layer=1, n_head=2)
+    config._attn_implementation = "lifted"
+    model = transformers.BloomForCausalLM(config)
+    with pytest.raises(TypeError, match='adds masks to its scores itself.*expected attn_implementation="eager"'):
+        model(torch.ones(1, 5, dtype=torch.int64))
+
+
 def test_weights_are_not_stored():
     q, k, v = (torch.randn(1, 2, 5, 8) for _ in range(3))
     with pytest.warns(UserWarning, match="output_attentions=True gives no weights"):

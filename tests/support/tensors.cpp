@@ -90,7 +90,7 @@ void draw_contents(const TensorView& view, problem::Holds holds, const Problem& 
     case problem::Holds::kKeyStarts:
       return draw_cumulative(view, p.kv_len, random);
     case problem::Holds::kKeyCounts:
-      return draw_integers<int32_t>(view, 0, p.kv_len + 1, random);
+      return draw_integers<int32_t>(view, 0, p.kv_len, random);
     case problem::Holds::kIds:
       return draw_integers<int32_t>(view, 0, 2, random);
   }
@@ -98,13 +98,15 @@ void draw_contents(const TensorView& view, problem::Holds holds, const Problem& 
 
 using MakeTensor = std::function<TensorView(DType, const std::vector<int64_t>&, bool)>;
 
-// A few more pages than the tables name. The tables' random entries are clamped to the existing pages, as negative ones
-// are: some pages are shared.
-void make_pages(const Problem& p, AttentionArguments& views, const MakeTensor& make) {
+constexpr int64_t kPages = 7;
+
+// Some pages are shared, others are in no table.
+void make_pages(const Problem& p, AttentionArguments& views, Random& random, const MakeTensor& make) {
   const int64_t width = (p.kv_len + p.page_size - 1) / p.page_size;
   views.page_table = make(DType::kI32, {p.batch, width}, true);
-  views.k = make(p.dtype, {7, p.kv_heads, p.page_size, p.head_dim}, true);
-  views.v = make(p.dtype, {7, p.kv_heads, p.page_size, p.value_dim}, true);
+  draw_integers<int32_t>(*views.page_table, 0, kPages - 1, random);
+  views.k = make(p.dtype, {kPages, p.kv_heads, p.page_size, p.head_dim}, true);
+  views.v = make(p.dtype, {kPages, p.kv_heads, p.page_size, p.value_dim}, true);
 }
 
 // A tensor of the shape and the strides of another, in memory of its own.
@@ -127,7 +129,7 @@ TensorView with_strides_of(const TensorView& other, const MakeTensor& make) {
 void make_all(const Problem& p, AttentionArguments& views, Random& random, const MakeTensor& make) {
   views.q = make(p.dtype, {p.batch, p.q_heads, p.q_len, p.head_dim}, true);
   if (p.page_size > 0) {
-    make_pages(p, views, make);
+    make_pages(p, views, random, make);
   } else {
     views.k = make(p.dtype, {p.batch, p.kv_heads, p.kv_len, p.head_dim}, true);
     views.v = make(p.dtype, {p.batch, p.kv_heads, p.kv_len, p.value_dim}, true);

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from flashlift._errors import InvalidArgumentError
+from flashlift._errors import InvalidArgumentError, UnsupportedError
 from flashlift._problem import Problem
 from flashlift.jax._arguments import as_array, check_operands, check_sinks, seed_words
 from flashlift.jax._arguments.seeds import SeedOfPart
@@ -18,6 +18,7 @@ from flashlift.jax._sharding import by_types
 from flashlift.jax._varying import vary_together
 
 _TYPES = {name: text for text, name in DTYPES.items()}
+_NOT_IN_JAX = ("keep_mask", "page_size", "residual", "row_max")  # words
 
 
 def attention(
@@ -51,7 +52,7 @@ def attention(
     O(length) memory. Forward-mode and second derivatives use plain maths with all scores in memory, and give one
     warning.
     """
-    if sorted(layout) != sorted("bhsd"):
+    if not isinstance(layout, str) or sorted(layout) != sorted("bhsd"):
         raise InvalidArgumentError(f'layout is "{layout}"; expected the letters b, h, s and d in some order')
     q, k, v = (as_array(name, array) for name, array in (("q", q), ("k", k), ("v", v)))
     check_operands(("q", "k", "v"), q, k, v, layout)
@@ -62,6 +63,12 @@ def attention(
     sizes = {name: size if isinstance(size, int) else 1 for name, size in symbolic.items()}
     features = " ".join([features, *(mod.text for mod in mods)])
     problem = Problem.parse(f"attn {features}", dtype=_TYPES[q.dtype.name], **sizes)
+    beyond = [word for word in _NOT_IN_JAX if word in problem.words]
+    if beyond:
+        raise UnsupportedError(
+            f"the features have {', '.join(beyond)}, for which a call in JAX has no operand and no result; "
+            "flashlift.compile has them"
+        )
     if sinks is not None:
         problem = problem.with_words(sinks=sinks.shape[-1])
     expected = captured_names(problem)

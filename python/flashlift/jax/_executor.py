@@ -49,7 +49,7 @@ class FlashAttention:
         attention_mask: jax.Array | None = None,
         bias: jax.Array | None = None,
         softmax_scale: float | None = None,
-        dropout_prob: float = 0.0,
+        dropout_prob: float | None = None,
         causal: bool | str = False,
         dropout_seed: jax.Array | int | None = None,
         cum_seqlens_q: jax.Array | None = None,
@@ -183,6 +183,8 @@ class Executor:
 
     def __init__(self, chooser: ConfigSelectorChain | None = None, stamp_prefix: str | None = None) -> None:
         """stamp_prefix exists for compatibility with ejkernel and has no effect."""
+        if chooser is not None and not hasattr(chooser, "choose"):
+            raise InvalidArgumentError(f"chooser is {short(chooser)}; expected a ConfigSelectorChain, or None")
         self.chooser = chooser if chooser is not None else ConfigSelectorChain()
 
     def __call__(

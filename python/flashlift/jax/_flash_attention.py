@@ -32,7 +32,7 @@ def flash_attention(
     mask_info: Any = None,
     attention_mask: jax.Array | None = None,
     softmax_scale: float | None = None,
-    dropout_prob: float = 0.0,
+    dropout_prob: float | None = None,
     causal: bool | str = False,
     dropout_seed: jax.Array | int | None = None,
     sliding_window: int | tuple[int, int] | None = None,
@@ -86,9 +86,9 @@ def flash_attention(
     softmax_aux: sinks, [q_heads, n], or [n] for all heads: logits that take part in the softmax and have no value. NaN
         and infinities in bias and softmax_aux give the same as in softmax; the contents of masked keys and values have
         no effect.
-    dropout_prob: drops each key of a row with this probability.
+    dropout_prob: drops each key of a row with this probability; None and 0.0 drop none.
     dropout_seed: a key of jax.random, its uint32 [2] or an integer, traced or not. The dropped keys depend on the seed
-        alone.
+        alone. With dropout_prob=0.0, as in evaluation, it has no effect; without dropout_prob it is an error.
     normalize_output: False leaves out the division by the softmax's sum, exp(score - largest); its gradient uses plain
         maths.
     logits_dtype: the type to which scale query keyᵀ is rounded; sums, and everything else, are float32.
@@ -143,8 +143,7 @@ def flash_attention(
     query, key, value = _cast(query, key, value, dtype)
     arguments.check_operands(("query", "key", "value"), query, key, value, "bshd")
     check_rules(rules, query, key)
-    rate = _dropout_rate(dropout_prob, dropout_rate, deterministic)
-    seed = _dropout_seed(dropout_seed, dropout_rng) if rate > 0 else None
+    rate, seed = _dropout(dropout_prob, dropout_seed, dropout_rate, dropout_rng, deterministic)
     words = [arguments.logits_word(logits_dtype), arguments.empty_rows_word(empty_rows)]
     words += arguments.band_words(causal, sliding_window)
     captures: dict[str, jax.Array] = {}
@@ -249,9 +248,10 @@ def _within_shard_map(
     operands["rules"] = rules
     specs["rules"] = jax.tree.map(lambda one: alike(one, "bh" if one.ndim == len("bhqk") else "b"), rules)
     mods = {name: given[name] for name in ("score_mod", "mask_mod") if given[name] is not None}
-    rate = _dropout_rate(given["dropout_prob"], given["dropout_rate"], given["deterministic"])
-    if rate > 0:
-        operands["seed"] = arguments.seed_words(_dropout_seed(given["dropout_seed"], given["dropout_rng"]))
+    of_dropout = ("dropout_prob", "dropout_seed", "dropout_rate", "dropout_rng", "deterministic")
+    rate, seed = _dropout(*(given[name] for name in of_dropout))
+    if seed is not None:
+        operands["seed"] = arguments.seed_words(seed)
         specs["seed"] = PartitionSpec()
         given = given | {"dropout_prob": rate, "dropout_rng": None, "dropout_rate": 0.0}
     rest = {name: one for name, one in given.items() if name not in operands and name not in mods}
@@ -304,19 +304,32 @@ def _cast(
     return q, k, v
 
 
-def _dropout_rate(prob: float, flax_rate: float, deterministic: bool) -> float:
-    rates = arguments.dropout_rate("dropout_prob", prob), arguments.dropout_rate("dropout_rate", flax_rate)
+def _dropout(
+    prob: float | None,
+    seed: SeedOfPart | jax.Array | int | None,
+    flax_rate: float,
+    flax_key: jax.Array | None,
+    deterministic: bool | None,
+) -> tuple[float, SeedOfPart | jax.Array | int | None]:
+    """The rate, and the seed if the rate is not 0."""
+    rates = (
+        arguments.dropout_rate("dropout_prob", 0.0 if prob is None else prob),
+        arguments.dropout_rate("dropout_rate", flax_rate),
+    )
     if all(rates) and rates[0] != rates[1]:
         raise InvalidArgumentError(
             f"dropout_prob is {rates[0]} and dropout_rate {rates[1]}; they are the same: expected one of them"
         )
     # Flax passes None if the argument is not given.
-    return 0.0 if deterministic is not None and arguments.check_flag("deterministic", deterministic) else max(rates)
-
-
-def _dropout_seed(
-    seed: SeedOfPart | jax.Array | int | None, flax_key: jax.Array | None
-) -> SeedOfPart | jax.Array | int:
+    if deterministic is not None and arguments.check_flag("deterministic", deterministic):
+        return 0.0, None
+    if not any(rates):
+        if seed is not None and prob is None:
+            raise InvalidArgumentError(
+                "dropout_seed was given without dropout_prob, so that nothing is dropped; expected both, or "
+                "dropout_prob=0.0 to drop nothing in this call"
+            )
+        return 0.0, None
     given = flax_key if seed is None else seed
     if given is None or (seed is not None and flax_key is not None):
         came = "neither" if given is None else "both"
@@ -324,7 +337,7 @@ def _dropout_seed(
             f"dropout needs a seed, and {came} of dropout_seed and dropout_rng came; expected a dropout_seed, a key of "
             "jax.random or an integer, another one for each step, or Flax's dropout_rng in its place"
         )
-    return given
+    return max(rates), given
 
 
 def _sequences(

@@ -30,7 +30,7 @@ _DTYPES = {
 }  # fmt: skip
 _VARIES = {"pvary", "pcast"}  # within shard_map
 _SAME = {"broadcast_in_dim", "reshape", "squeeze", "copy", "copy_p", "expand_dims"} | _VARIES
-_CALLS = {"pjit", "jit", "closed_call", "core_call", "remat", "checkpoint"}
+_CALLS = {"pjit", "jit", "closed_call", "core_call", "remat", "remat2", "checkpoint"}
 _CUSTOM = {"custom_jvp_call", "custom_vjp_call"}  # calls with a gradient of their own
 # The errors of JAX if Python or numpy need the value of a traced number.
 _NEEDS_VALUES = (
@@ -440,14 +440,13 @@ class _Tracing:
         found = self._slice(array, [index if i == axis else np.int32(0) for i in range(len(sizes))], sizes)
         if "FILL_OR_DROP" not in str(params["mode"]):
             return self._reshaped(found, tuple(size for i, size in enumerate(sizes) if i != axis))
-        if not isinstance(found, _Value) or not jnp.issubdtype(aval.dtype, jnp.floating):
+        if not isinstance(found, _Value):
             raise UnsupportedError(
-                f'{self.kind} fills what it reads out of bounds; expected mode="clip", or an index in brackets'
+                f'{self.kind} fills rows that it reads out of bounds; expected mode="clip", or an index in brackets'
             )
-        fill = np.nan if params["fill_value"] is None else params["fill_value"]
         beyond = self._emit("ge", index.text, str(aval.shape[axis])).text
         outside = self._emit("or", self._emit("lt", index.text, "0").text, beyond).text
-        return self._emit("select", outside, _constant(np.asarray(fill, np.float32)), found.text)
+        return self._emit("select", outside, _constant(_filling(aval.dtype, params["fill_value"])), found.text)
 
     def _power(self, base: str, exponent: int) -> _Value:
         if exponent == 0:
@@ -541,6 +540,16 @@ def _items(value: Any) -> tuple[Any, ...]:
 
 def _is_zero(value: Any) -> bool:
     return not isinstance(value, (_Value, _View, jax.core.Tracer)) and bool(np.all(np.asarray(value) == 0))
+
+
+def _filling(dtype: Any, given: Any) -> np.ndarray:
+    """What JAX gives for an element out of bounds, of the program's type."""
+    if jnp.issubdtype(dtype, jnp.floating):
+        return np.asarray(np.nan if given is None else given, np.float32)
+    if given is None:
+        signed = jnp.issubdtype(dtype, jnp.signedinteger)
+        given = dtype == jnp.bool_ or (jnp.iinfo(dtype).min if signed else jnp.iinfo(dtype).max)
+    return np.asarray(given, dtype if dtype.name in ("bool", "int64") else np.int32)
 
 
 def _constant(value: np.ndarray) -> str:

@@ -58,6 +58,12 @@ class Mask(BlockMask):
     def contiguous(self) -> "Mask":
         return self
 
+    def __radd__(self, scores: object) -> None:
+        raise TypeError(
+            "this model adds masks to its scores itself, without transformers' AttentionInterface, where "
+            'implementations are registered; expected attn_implementation="eager" for it'
+        )
+
     def __repr__(self) -> str:
         return f"Mask(shape={self._shape}, mask_mod={self.mask_mod})"
 

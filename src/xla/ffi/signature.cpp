@@ -140,8 +140,9 @@ Result<Signature> Signature::read(const Attributes& attributes, std::span<const 
   FLASHLIFT_ASSIGN_OR_RETURN(signature.problem_, parse_problem(text));
   const Problem& problem = signature.problem_;
   if (problem.page_size > 0 || problem.want_row_max || problem.want_residual) {
-    return unsupported("the custom call has no {}",
-                       problem.page_size > 0 ? "operand for a page table" : "result for row_max");
+    return unsupported("the custom call has no {}", problem.page_size > 0  ? "operand for a page table"
+                                                    : problem.want_row_max ? "result for row_max"
+                                                                           : "result for residual");
   }
   FLASHLIFT_ASSIGN_OR_RETURN(signature.captures_, read_captures(attributes, problem.captures));
   for (size_t i = kQ; i <= kOut; ++i) {

@@ -20,14 +20,15 @@ def attend(
     query, key, value, scale, sinks, want_max, dropout_p, seed = request
     if query.size(0) != key.size(0):
         key, value = (one.expand(query.size(0), -1, -1, -1) for one in (key, value))
-    b, h, q, kv = (size if type(size) is int else None for size in (*query.shape[:3], key.shape[2]))
+    sizes = dict(zip(("b", "h", "q", "kv"), (*query.shape[:3], key.shape[2]), strict=True))
+    b, h, q, kv = (size if type(size) is int else None for size in sizes.values())
     bounds = Bounds(b, h, q, kv)
     features = []
     captures: list[torch.Tensor] = []
     for trace, leaves in programs:
         text, sources = trace.program(bounds)
         features.append(text)
-        captures += trace.tensors(sources, *leaves, device=query.device, bounds=bounds)
+        captures += trace.tensors(sources, *leaves, device=query.device, sizes=sizes)
     for one in captures:
         if one.device != query.device:
             raise RuntimeError(f"a mod captures a tensor on {one.device}, the query is on {query.device}")

@@ -35,7 +35,7 @@ def flex_attention(
     mask_mod: Mod | None = None,
     sinks: torch.Tensor | None = None,
     cu_seqlens: torch.Tensor | tuple[torch.Tensor, torch.Tensor] | None = None,
-    dropout_p: float = 0,  # not 0.0, which Dynamo makes an input under dynamic=True
+    dropout_p: float | None = None,
     dropout_seed: int | torch.Tensor | None = None,
     deterministic: bool | None = None,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor] | tuple[torch.Tensor, AuxOutput]:
@@ -55,8 +55,9 @@ def flex_attention(
     cu_seqlens: sequences packed one after the other in a batch of 1, which do not see each other. Integers [sequences +
     1] in ascending order, from 0: the start of each sequence, and the end of the last. Pass a pair if keys have other
     lengths than queries. Mods receive positions in the whole packed sequence, as without cu_seqlens.
-    dropout_p drops each key of each row with this probability. dropout_seed, an integer of 64 bits or a tensor of one,
-    determines which. None draws it from torch's generator, so that torch.manual_seed and checkpointing work.
+    dropout_p drops each key of each row with this probability; None and 0.0 drop none. dropout_seed, an integer of 64
+    bits or a tensor of one, determines which. None draws it from torch's generator, so that torch.manual_seed and
+    checkpointing work. With dropout_p=0.0, as in evaluation, a seed has no effect; without dropout_p it is an error.
     deterministic: accepted for PyTorch's users. Every result, gradients of captured tensors included, has the same bits
     in every run, so that no value changes anything.
     kernel_options: PyTorch's. BACKEND may be AUTO, TRITON, FLASH or TRITON_DECODE; all of them select the best kernel.
@@ -88,7 +89,7 @@ def flex_attention(
         mask_mod = _both(of_blocks, mask_mod)
     if cu_seqlens is not None:
         mask_mod = _both(mask_mod_of_sequences(query, key, cu_seqlens), mask_mod)
-    seed = _seed(dropout_p, dropout_seed)
+    dropout_p, seed = _dropout(dropout_p, dropout_seed)
     aux = return_aux or AuxRequest(lse=return_lse)
     max_scores: torch.Tensor | None
     if torch.compiler.is_dynamo_compiling():
@@ -160,13 +161,23 @@ def _in_widest_type(*tensors: torch.Tensor) -> list[torch.Tensor]:
     return [one.to(widest) for one in tensors]
 
 
-def _seed(dropout_p: float, seed: int | torch.Tensor | None) -> torch.Tensor | None:
+def _dropout(dropout_p: float | None, seed: int | torch.Tensor | None) -> tuple[float, torch.Tensor | None]:
+    """The probability, and the seed as a tensor if that is not 0."""
+    if dropout_p is None:
+        if seed is not None:
+            raise ValueError(
+                "dropout_seed was given without dropout_p, so that nothing is dropped; expected both, or dropout_p=0.0 "
+                "to drop nothing in this call"
+            )
+        return 0, None  # not 0.0, which Dynamo makes an input of under dynamic=True
     if not checks.is_number(dropout_p) or (isinstance(dropout_p, torch.Tensor) and dropout_p.numel() != 1):
         raise TypeError(f"dropout_p is {dropout_p!r}; expected a probability")
     if not 0.0 <= dropout_p < 1.0:
         raise ValueError(f"dropout probability has to be at least 0 and less than 1, but got {dropout_p}")
-    if dropout_p == 0.0:
-        return None
+    return (0, None) if dropout_p == 0.0 else (dropout_p, _seed(seed))
+
+
+def _seed(seed: int | torch.Tensor | None) -> torch.Tensor:
     if seed is None:  # on the CPU for any device, since the host passes it to the kernel
         return torch.randint(2**63 - 1, (), dtype=torch.int64)
     if isinstance(seed, torch.Tensor):

@@ -226,5 +226,6 @@ class Walk:
             pending |= names_in(member.__code__)
 
 
-_UNSEEN = frozenset(("globals", "locals", "eval", "exec", "import_module"))  # these may read anything
+# A walk cannot see what a function reads by these names.
+_UNSEEN = frozenset("globals locals eval exec import_module environ getenv random".split())
 _REFLECTION = frozenset(("getattr", "vars", "__dict__", "__getattribute__", "attrgetter"))

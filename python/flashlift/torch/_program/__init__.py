@@ -1,6 +1,6 @@
 """Score programs: a graph (graph), bounds of its integers (bounds) and its text (text)."""
 
-from flashlift.torch._program.bounds import Bounds, coordinates_of
+from flashlift.torch._program.bounds import Bounds, coordinates_of, reach_of
 from flashlift.torch._program.graph import DTYPE_NAMES, LARGEST_ARGUMENT, Builder, Capture, Node, type_of
 from flashlift.torch._program.text import print_program
 
@@ -13,5 +13,6 @@ __all__ = [
     "Node",
     "coordinates_of",
     "print_program",
+    "reach_of",
     "type_of",
 ]

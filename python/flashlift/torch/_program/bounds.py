@@ -1,7 +1,8 @@
 """Bounds of a program's integers, from the sizes of the problem."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from flashlift.torch._program.graph import INT_LIMITS, LARGEST_ARGUMENT, Node
 
@@ -22,6 +23,19 @@ def coordinates_of(node: Node) -> list[str] | None:
             return None
         found += one
     return found
+
+
+def reach_of(node: Node, sizes: Mapping[str, Any]) -> tuple[Any, Any]:
+    """The lowest and the highest value that a sum of coordinates has, given their sizes as numbers or symbols."""
+    if node.op == "constant":
+        return (node.payload, node.payload)
+    if node.op in sizes:
+        return (0, sizes[node.op] - 1)
+    reaches = [reach_of(arg, sizes) for arg in node.args]
+    if node.op == "to_i64":
+        return reaches[0]
+    (low, high), (other_low, other_high) = reaches
+    return (low + other_low, high + other_high) if node.op == "add" else (low - other_high, high - other_low)
 
 
 @dataclass
@@ -57,11 +71,6 @@ class Bounds:
         if result is None or result[0] < low or result[1] > high:
             return everything
         return result
-
-    def are_known(self, coordinates: Sequence[str]) -> bool:
-        """Whether the sizes of all these coordinates are known and not 0, so that each coordinate has a value."""
-        sizes = [getattr(self, one) for one in coordinates]
-        return None not in sizes and 0 not in (self.b, self.h, self.q, self.kv)
 
     def of_operation(self, op: str, of: list[tuple[float, float]]) -> tuple[float, float] | None:
         """The bounds of an operation on integers within bounds, if they do not wrap around. None: unknown."""

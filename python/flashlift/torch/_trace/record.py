@@ -2,14 +2,15 @@
 
 import functools
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
 import torch
+from torch.fx.experimental.symbolic_shapes import guard_or_true
 
 from flashlift.torch._internals import count_of_modes, disable_modes, disable_transforms, tree_map_only
-from flashlift.torch._program import Bounds, Builder, Capture, Node, coordinates_of, print_program
+from flashlift.torch._program import Bounds, Builder, Capture, Node, print_program, reach_of
 
 CPU = torch.device("cpu")
 
@@ -88,7 +89,7 @@ class Trace:
         leaves: Sequence[torch.Tensor],
         numbers: Sequence[int | float] = (),
         device: torch.device = CPU,
-        bounds: Bounds | None = None,
+        sizes: Mapping[str, Any] | None = None,
     ) -> list[torch.Tensor]:
         """The tensors for `sources` if the mod captures `leaves` and, as arguments, `numbers`. Raises IndexError, as
         PyTorch does, if coordinates within `bounds` are out of range for the tensor that they index."""
@@ -102,8 +103,8 @@ class Trace:
             else:
                 args, kwargs = tree_map_only(Slot, lambda slot: slots[slot.number], (args, kwargs))
                 slots.append(function(*args, **kwargs))
-        if bounds is not None:
-            self._check_indices(bounds, slots)
+        if sizes is not None:
+            self._check_indices(sizes, slots)
         found = []
         for one in sources:
             if type(one) is SizeOf:
@@ -126,20 +127,27 @@ class Trace:
             found.append(value)
         return found
 
-    def _check_indices(self, bounds: Bounds, slots: Sequence[Any]) -> None:
+    def _check_indices(self, sizes: Mapping[str, Any], slots: Sequence[Any]) -> None:
+        if any(type(one) is int and one == 0 for one in sizes.values()):
+            return  # there are no coordinates
         for index, of in self.read_at:
-            size = slots[of.number].shape[of.dim] if type(of) is SizeOf else of
-            if type(size) is not int or not bounds.are_known(coordinates_of(index) or ()):
+            size: Any = slots[of.number].shape[of.dim] if type(of) is SizeOf else of
+            low, high = reach_of(index, sizes)
+            if _holds(-size <= low) and _holds(high < size):
                 continue
-            low, high = bounds.of(index)
-            if -size <= low and high < size:
-                continue
+            low, high, size = map(int, (low, high, size))
             coordinate = index.args[0] if index.op == "to_i64" else index
-            name = coordinate.op if coordinate.op in ("b", "h", "q", "kv") else f"an index from {low}"
+            name = coordinate.op if coordinate.op in sizes else f"an index from {low}"
             raise IndexError(
                 f"{self.kind} reads a tensor at {name}, which goes to {high}, in a dimension of size {size}; expected "
                 f"at least {max(-low, high + 1)}: pad the tensor, or clamp the index"
             )
+
+
+def _holds(condition: bool | torch.SymBool) -> bool:
+    """Whether sizes are as expected. Those that a graph leaves open become a condition of the graph: it is compiled
+    again for others."""
+    return condition if type(condition) is bool else guard_or_true(condition)
 
 
 @functools.lru_cache(maxsize=4096)
