@@ -433,6 +433,7 @@ Result<FuseResult> fuse_on_this_stack(Source& source, const FuseOptions& options
   const Format given = format_of(source.bytes());
   FLASHLIFT_ASSIGN_OR_RETURN(const Target target, parse_target(options.emit, given));
   FLASHLIFT_ASSIGN_OR_RETURN(Module module, read_module(source.bytes(), options.name));
+  remove_dead_code(module);  // a function that nobody calls may call itself, as XLA allows
   FLASHLIFT_RETURN_IF_ERROR(inline_calls(module));
   remove_dead_code(module);
 
