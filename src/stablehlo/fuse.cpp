@@ -259,6 +259,9 @@ class Fuser {
       work_.refused_gradients.try_emplace(other, again.error());
     }
     merged = {};
+    if (!found.ok()) {
+      found = std::move(again);  // says what stands in the way of all that uses the scores
+    }
   }
 
   // A product of the backward pass of an attention that stays has no reason of its own, whatever was tried with it.

@@ -140,6 +140,55 @@ def test_other_backward_passes_stay_with_a_reason(name):
     assert any(not candidate.fused and candidate.reason for candidate in candidates), report
 
 
+def with_exponentials_again(mask=lambda s: s, saved=lambda m, z: (m, z), row_sum=lambda p, d_p: (p * d_p).sum(-1)):
+    """The backward pass computes the exponentials again, and divides them by the row sum of the forward pass."""
+
+    def attend(q, k, v):
+        e, z, m = softmax(mask(products(q, k) * SCALE))
+        return weigh(e / z, v), m, z
+
+    @jax.custom_vjp
+    def attention(q, k, v):
+        return attend(q, k, v)[0]
+
+    def forward(q, k, v):
+        out, m, z = attend(q, k, v)
+        return out, (q, k, v, *saved(m, z))
+
+    def backward(kept, d_out):
+        q, k, v, m, z = kept
+        p = jnp.exp(mask(products(q, k) * SCALE) - m) / z
+        d_p = products(d_out, v)
+        d_s = p * (d_p - row_sum(p, d_p)[..., None]) * SCALE
+        return weigh(d_s, k), weigh(d_s.swapaxes(-1, -2), q), weigh(p.swapaxes(-1, -2), d_out)
+
+    attention.defvjp(forward, backward)
+    return attention
+
+
+@pytest.mark.parametrize("mask", [lambda s: s, where_causal, lambda s: jnp.where(causal(), s, -jnp.inf)])
+def test_exponentials_computed_again(mask):
+    candidates, report = fused(with_exponentials_again(mask), *qkv(), gradients=True, tolerance=3e-5)
+    assert [candidate.fused for candidate in candidates] == [True], report
+
+
+EXPONENTIALS = {
+    "another row sum": ({"saved": lambda m, z: (m, 1.001 * z)}, "is not their gradient"),
+    "another maximum": ({"saved": lambda m, z: (m - 1e-3, z)}, "neither in the scores nor in their derivatives"),
+    "maxima of other rows": ({"saved": lambda m, z: (jnp.roll(m, 1, -2), z)}, "used elsewhere, too"),
+    "no row sum of the gradient": ({"row_sum": lambda p, d_p: jnp.zeros(p.shape[:-1])}, "is not their gradient"),
+    "its negative": ({"row_sum": lambda p, d_p: -(p * d_p).sum(-1)}, "is not their gradient"),
+}
+
+
+@pytest.mark.parametrize("name", EXPONENTIALS)
+def test_other_exponentials_computed_again_stay_with_their_reason(name):
+    options, reason = EXPONENTIALS[name]
+    candidates, report = fused(with_exponentials_again(**options), *qkv(), gradients=True, tolerance=3e-5)
+    assert candidates and not any(candidate.fused for candidate in candidates), report
+    assert reason in candidates[0].reason, report
+
+
 def test_probabilities_rounded_with_16_bit_operands():
     """The output is saved in the operands' type, as FlashAttention does; a fused call has it unrounded."""
 

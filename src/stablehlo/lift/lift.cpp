@@ -504,6 +504,30 @@ Outcome<LiftedAttention> lift_in_any_way(mlir::Operation* first, mlir::Operation
 
 }  // namespace
 
+namespace {
+
+// Whether the exponential has a row sum of its own, and not only one of its products with other tensors of the scores,
+// as the gradient by the scores has.
+bool has_row_sum(mlir::Operation* exponential) {
+  constexpr size_t kFarthest = 100;
+  return any_operation({exponential}, kFarthest, [](mlir::Operation* op, OperationStack& stack) {
+    if (sums(op)) {
+      return true;
+    }
+    for (mlir::OpOperand& use : op->getUses()) {
+      mlir::Operation* const user = use.getOwner();
+      const bool weighs =
+          kind(user) == OpKind::kMultiply && !masks(user->getOperand(1 - use.getOperandNumber()));
+      if (!weighs && (!is_of_products(user) || sums(user))) {
+        stack.push_back(user);
+      }
+    }
+    return false;
+  });
+}
+
+}  // namespace
+
 bool is_normalised_by_row(mlir::Operation* product) {
   constexpr size_t kFarthest = 100;
   return any_operation({product->user_begin(), product->user_end()}, kFarthest,
@@ -512,7 +536,7 @@ bool is_normalised_by_row(mlir::Operation* product) {
                            return false;
                          }
                          stack.insert(stack.end(), op->user_begin(), op->user_end());
-                         return is_exponential(op) && subtracts_row(op) && !is_summed(op);
+                         return is_exponential(op) && subtracts_row(op) && !has_row_sum(op);
                        });
 }
 
