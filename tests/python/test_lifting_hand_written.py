@@ -2,6 +2,8 @@
 the forward pass saved, and read sum(d_out * out) for sum(p * d_p). The right ones are fused with their attention;
 others stay, with a reason. Everything is compared with XLA."""
 
+import functools
+
 import flashlift.stablehlo
 import jax
 import jax.numpy as jnp
@@ -450,3 +452,90 @@ def test_gradients_alone_that_are_changed_stay_right(change, wanted):
 def test_the_gradient_by_the_values_alone_stays():
     candidates, report = fused(pulled_back(ALONE["plain"], (2,)), *arguments())
     assert [candidate.fused for candidate in candidates] == [False], report
+
+
+def combined(parts, combine, scores=lambda q, k: products(q, k) * SCALE):
+    """Attention over parts of the keys, each with its log-sum-exp, and what `combine` makes of their outputs."""
+
+    def attend(q, k, v):
+        e, z, m = softmax(scores(q, k))
+        return weigh(e / z, v), m + jnp.log(z)
+
+    def function(q, k, v):
+        size = k.shape[2] // parts
+        outs = [attend(q, k[:, :, i * size : (i + 1) * size], v[:, :, i * size : (i + 1) * size]) for i in range(parts)]
+        return combine(*outs[0], *outs[-1]) if combine else functools.reduce(joined_by_sigmoid, outs)[0]
+
+    return function
+
+
+def joined_by_sigmoid(one, other):
+    (out, lse), (more, lse_of_more) = one, other
+    return out - jax.nn.sigmoid(lse_of_more - lse) * (out - more), lse - jax.nn.log_sigmoid(lse - lse_of_more)
+
+
+def joined(out, lse, more, lse_of_more):
+    both = jnp.logaddexp(lse, lse_of_more)
+    return out * jnp.exp(lse - both) + more * jnp.exp(lse_of_more - both)
+
+
+def joined_by_maximum(out, lse, more, lse_of_more):
+    largest = jnp.maximum(lse, lse_of_more)
+    weight, other = jnp.exp(lse - largest), jnp.exp(lse_of_more - largest)
+    return (out * weight + more * other) / (weight + other)
+
+
+COMBINED = {
+    "two parts": combined(2, joined),
+    "two parts and their maximum": combined(2, joined_by_maximum),
+    "four parts": combined(4, None),
+    "one part, weighed by its sum": combined(1, lambda out, lse, *_: out * jnp.exp(lse)),
+    "one part, weighed by its sum, which is not differentiated": combined(
+        1, lambda out, lse, *_: out * jnp.exp(jax.lax.stop_gradient(lse))
+    ),
+    "a constant for one of the log-sum-exps": combined(
+        2, lambda out, lse, more, other: joined(out, lse, more, jax.lax.stop_gradient(other))
+    ),
+    "log-sum-exps of other rows": combined(1, lambda out, lse, *_: out * lse[:, :, ::-1]),
+    "the output again": combined(1, lambda out, lse, *_: out * jnp.tanh(lse * out)),
+}
+
+
+@pytest.mark.parametrize("name", COMBINED)
+def test_gradients_of_outputs_that_are_weighed_by_their_log_sum_exp(name):
+    candidates, report = fused(COMBINED[name], *qkv(), gradients=True, tolerance=3e-5)
+    assert candidates and all(candidate.fused for candidate in candidates), report
+
+
+WEIGHED_WRONG = {
+    "of other rows": lambda d_lse: jnp.roll(d_lse, 1, 2),
+    "scaled": lambda d_lse: 1.01 * d_lse,
+    "none": jnp.zeros_like,
+    "clipped": lambda d_lse: jnp.clip(d_lse, -0.1, 0.1),
+}
+
+
+@pytest.mark.parametrize("name", WEIGHED_WRONG)
+def test_log_sum_exps_whose_gradient_is_another(name):
+    """The gradient by a log-sum-exp is an operand of the call: whatever it is computed from is right."""
+
+    @jax.custom_vjp
+    def weight(lse):
+        return jnp.exp(lse)
+
+    weight.defvjp(lambda lse: (jnp.exp(lse), lse), lambda lse, d: (WEIGHED_WRONG[name](d * jnp.exp(lse)),))
+    function = combined(1, lambda out, lse, *_: out * weight(lse))
+    candidates, report = fused(function, *qkv(), gradients=True, tolerance=3e-5)
+    assert candidates and all(candidate.fused for candidate in candidates), report
+
+
+@pytest.mark.parametrize("change", [lambda d_s: 1.01 * d_s, lambda d_s: jnp.clip(d_s, -0.01, 0.01), jnp.flip])
+def test_gradients_beside_a_log_sum_exp_that_are_changed_stay(change):
+    @jax.custom_vjp
+    def changed(s):
+        return s
+
+    changed.defvjp(lambda s: (s, None), lambda _, d_s: (change(d_s),))
+    function = combined(2, joined, scores=lambda q, k: changed(products(q, k) * SCALE))
+    candidates, report = fused(function, *qkv(), gradients=True, tolerance=3e-5)
+    assert candidates and not any(candidate.fused for candidate in candidates), report

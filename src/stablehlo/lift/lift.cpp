@@ -432,7 +432,9 @@ bool sums_over_queries(mlir::Operation* product, unsigned side) {
     const auto how = kind(op) == OpKind::kReduce ? reduction(op) : std::nullopt;
     if (how && static_tensor(how->inputs[0]) && shape(how->inputs[0]) == shape(probabilities)) {
       found = true;
-      if (llvm::any_of(how->dims, [&](int64_t dim) { return !llvm::is_contained(own.free, dim); })) {
+      // Other dimensions that stay are no gradient's: a product that mixes heads has these.
+      if (how->dims.size() != own.free.size() ||
+          llvm::any_of(how->dims, [&](int64_t dim) { return !llvm::is_contained(own.free, dim); })) {
         return false;
       }
     }
@@ -609,7 +611,8 @@ Outcome<LiftedAttention> lift_attention(mlir::Operation* second_product, bool gr
   work.used_elsewhere = nullptr;
   work.first_products.clear();
   std::optional<Refusal> refusal;
-  std::optional<Refusal> too_many;  // says less than what the other side is refused for
+  std::optional<Refusal> of_gradient;  // says more than what the pair is refused for
+  std::optional<Refusal> too_many;     // says less than what the other side is refused for
   for (unsigned side = 0; side < 2; ++side) {
     if (!may_follow_softmax(second_product->getOperand(side), work)) {
       continue;
@@ -644,12 +647,16 @@ Outcome<LiftedAttention> lift_attention(mlir::Operation* second_product, bool gr
       if (lifted.error().reason == Reason::kUsedElsewhere || lifted.error().reason == Reason::kNotByGradient) {
         work.used_elsewhere = first;
       }
-      const auto known = work.refused_gradients.find(first);
-      refusal = refusal ? refusal : known != work.refused_gradients.end() ? known->second : lifted.error();
+      if (const auto known = work.refused_gradients.find(first); known != work.refused_gradients.end()) {
+        of_gradient = of_gradient ? of_gradient : known->second;
+      }
+      refusal = refusal ? refusal : lifted.error();
     }
   }
-  if (refusal || too_many) {
-    return refusal ? *refusal : *too_many;
+  for (const auto& found : {of_gradient, refusal, too_many}) {
+    if (found) {
+      return *found;
+    }
   }
   return refuse<Reason::kNoCandidate>();
 }
