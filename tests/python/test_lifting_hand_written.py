@@ -457,16 +457,20 @@ def test_the_gradient_by_the_values_alone_stays():
 def combined(parts, combine, scores=lambda q, k: products(q, k) * SCALE):
     """Attention over parts of the keys, each with its log-sum-exp, and what `combine` makes of their outputs."""
 
-    def attend(q, k, v):
-        e, z, m = softmax(scores(q, k))
-        return weigh(e / z, v), m + jnp.log(z)
+    def of(divides_output):
+        def attend(q, k, v):
+            e, z, m = softmax(scores(q, k))
+            return weigh(e, v) / z if divides_output else weigh(e / z, v), m + jnp.log(z)
 
-    def function(q, k, v):
-        size = k.shape[2] // parts
-        outs = [attend(q, k[:, :, i * size : (i + 1) * size], v[:, :, i * size : (i + 1) * size]) for i in range(parts)]
-        return combine(*outs[0], *outs[-1]) if combine else functools.reduce(joined_by_sigmoid, outs)[0]
+        def function(q, k, v):
+            size = k.shape[2] // parts
+            places = [slice(i * size, (i + 1) * size) for i in range(parts)]
+            outs = [attend(q, k[:, :, place], v[:, :, place]) for place in places]
+            return combine(*outs[0], *outs[-1]) if combine else functools.reduce(joined_by_sigmoid, outs)[0]
 
-    return function
+        return function
+
+    return of
 
 
 def joined_by_sigmoid(one, other):
@@ -498,12 +502,14 @@ COMBINED = {
     ),
     "log-sum-exps of other rows": combined(1, lambda out, lse, *_: out * lse[:, :, ::-1]),
     "the output again": combined(1, lambda out, lse, *_: out * jnp.tanh(lse * out)),
+    "a gate": combined(1, lambda out, lse, *_: out * jnp.arange(S)[:, None]),
 }
 
 
+@pytest.mark.parametrize("divides_output", [False, True])
 @pytest.mark.parametrize("name", COMBINED)
-def test_gradients_of_outputs_that_are_weighed_by_their_log_sum_exp(name):
-    candidates, report = fused(COMBINED[name], *qkv(), gradients=True, tolerance=3e-5)
+def test_gradients_of_outputs_that_are_weighed_by_their_log_sum_exp(name, divides_output):
+    candidates, report = fused(COMBINED[name](divides_output), *qkv(), gradients=True, tolerance=3e-5)
     assert candidates and all(candidate.fused for candidate in candidates), report
 
 
@@ -515,8 +521,9 @@ WEIGHED_WRONG = {
 }
 
 
+@pytest.mark.parametrize("divides_output", [False, True])
 @pytest.mark.parametrize("name", WEIGHED_WRONG)
-def test_log_sum_exps_whose_gradient_is_another(name):
+def test_log_sum_exps_whose_gradient_is_another(name, divides_output):
     """The gradient by a log-sum-exp is an operand of the call: whatever it is computed from is right."""
 
     @jax.custom_vjp
@@ -524,18 +531,19 @@ def test_log_sum_exps_whose_gradient_is_another(name):
         return jnp.exp(lse)
 
     weight.defvjp(lambda lse: (jnp.exp(lse), lse), lambda lse, d: (WEIGHED_WRONG[name](d * jnp.exp(lse)),))
-    function = combined(1, lambda out, lse, *_: out * weight(lse))
+    function = combined(1, lambda out, lse, *_: out * weight(lse))(divides_output)
     candidates, report = fused(function, *qkv(), gradients=True, tolerance=3e-5)
     assert candidates and all(candidate.fused for candidate in candidates), report
 
 
+@pytest.mark.parametrize("divides_output", [False, True])
 @pytest.mark.parametrize("change", [lambda d_s: 1.01 * d_s, lambda d_s: jnp.clip(d_s, -0.01, 0.01), jnp.flip])
-def test_gradients_beside_a_log_sum_exp_that_are_changed_stay(change):
+def test_gradients_beside_a_log_sum_exp_that_are_changed_stay(change, divides_output):
     @jax.custom_vjp
     def changed(s):
         return s
 
     changed.defvjp(lambda s: (s, None), lambda _, d_s: (change(d_s),))
-    function = combined(2, joined, scores=lambda q, k: changed(products(q, k) * SCALE))
+    function = combined(2, joined, scores=lambda q, k: changed(products(q, k) * SCALE))(divides_output)
     candidates, report = fused(function, *qkv(), gradients=True, tolerance=3e-5)
     assert candidates and not any(candidate.fused for candidate in candidates), report

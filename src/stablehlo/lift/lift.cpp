@@ -644,7 +644,9 @@ Outcome<LiftedAttention> lift_attention(mlir::Operation* second_product, bool gr
       if (lifted.ok()) {
         return lifted;
       }
-      if (lifted.error().reason == Reason::kUsedElsewhere || lifted.error().reason == Reason::kNotByGradient) {
+      constexpr Reason kOfOtherUses[] = {Reason::kUsedElsewhere, Reason::kNotByGradient,
+                                         Reason::kLogSumExpWithoutKeys};
+      if (llvm::is_contained(kOfOtherUses, lifted.error().reason)) {
         work.used_elsewhere = first;
       }
       if (const auto known = work.refused_gradients.find(first); known != work.refused_gradients.end()) {
