@@ -547,3 +547,16 @@ def test_gradients_beside_a_log_sum_exp_that_are_changed_stay(change, divides_ou
     function = combined(2, joined, scores=lambda q, k: changed(products(q, k) * SCALE))(divides_output)
     candidates, report = fused(function, *qkv(), gradients=True, tolerance=3e-5)
     assert candidates and not any(candidate.fused for candidate in candidates), report
+
+
+def test_the_reason_of_a_division_behind_the_values_whose_gradient_stays():
+    def attention(q, k, v):
+        s = jnp.where(empty_row(), products(q, k) * SCALE, -jnp.inf)
+        m = s.max(-1, keepdims=True)
+        m = jnp.where(jnp.isfinite(m), m, 0)
+        e = jnp.exp(s - m)
+        z = jnp.maximum(e.sum(-1, keepdims=True), 1e-9)
+        return weigh(e, v) / z * (m + jnp.log(z))
+
+    candidates, report = fused(attention, *qkv(), gradients=True)
+    assert not candidates[0].fused and "the log-sum-exp of a row without any key left" in candidates[0].reason, report

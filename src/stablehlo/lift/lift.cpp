@@ -485,7 +485,9 @@ Outcome<LiftedAttention> lift_in_any_way(mlir::Operation* first, mlir::Operation
     const bool tells_more =
         again.error().reason == Reason::kNotByGradient || again.error().reason == Reason::kInvalidProblem;
     // A product whose result is divided has two uses where its gradient is wanted.
-    if (is_beside_output && lifted.error().reason == Reason::kNotDivided && tells_more) {
+    const bool finds_division =
+        again.error().reason != Reason::kNotDivided && again.error().reason != Reason::kNoOutputGradient;
+    if (is_beside_output && lifted.error().reason == Reason::kNotDivided && finds_division) {
       of_gradient = of_gradient ? of_gradient : again.error();
     }
     // Without a product of the output's gradient the other use is no gradient.

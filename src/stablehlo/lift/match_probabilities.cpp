@@ -207,10 +207,14 @@ Proof find_division(Plane& plane, const Probabilities& probabilities, const Oper
   Proof refusal = refuse<Reason::kNotDivided>();
   for (mlir::Operation* user : undivided.getUsers()) {
     Match divided = match;
-    refusal = divide_by(plane, probabilities, operands, user, product, divided);
-    if (refusal.ok()) {
+    Proof proof = divide_by(plane, probabilities, operands, user, product, divided);
+    if (proof.ok()) {
       match = std::move(divided);
-      break;
+      return proof;
+    }
+    // Other users are no divisions, which says less.
+    if (proof.error().reason != Reason::kNotDivided) {
+      refusal = std::move(proof);
     }
   }
   return refusal;
