@@ -201,8 +201,7 @@ class SumReader {
     return (arena_.is_op(formula, Op::k_add) || arena_.is_op(formula, Op::k_sub)) &&
            !arena_.depends_on(formula, kKeyAtom) && any_term(arena_, formula, {Op::k_add, Op::k_sub}, [&](SymId term) {
              bool guarded = false;
-             return arena_.is_op(term, Op::k_log) &&
-                    is_row_sum(without_guard(arena_, arena_[term].args[0], guarded));
+             return arena_.is_op(term, Op::k_log) && is_row_sum(without_guard(arena_, arena_[term].args[0], guarded));
            });
   }
 

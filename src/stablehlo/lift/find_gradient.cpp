@@ -175,8 +175,8 @@ class GradientFinder {
   GradientParts parts_;
   GradientCheck check_;
   mlir::Operation* d_probability_product_ = nullptr;
-  ReadTensor read_d_out_;        // d_out, or d_out times d_out_factor_
-  SymId d_out_factor_ = kNoSym;  // a number for each row
+  ReadTensor read_d_out_;                   // d_out, or d_out times d_out_factor_
+  SymId d_out_factor_ = kNoSym;             // a number for each row
   std::map<SymId, SymId> sums_over_depth_;  // and what they are over the keys
   std::map<SymId, SymId> with_factor_;      // formulas that were read over the keys: with the factor of d_out,
   std::map<SymId, SymId> with_sums_;        // and then with the sums
@@ -372,20 +372,20 @@ void GradientFinder::place_exits() {
   std::erase_if(exits_, [&](const PlacedExit& placed) { return uses_.ends.contains(placed.exit.product); });
 }
 
-// The call's log-sum-exp, if the value is computed from it. The log-sum-exp is also there spread over the keys, which is
-// no result of the call.
+// The call's log-sum-exp, if the value is computed from it. The log-sum-exp is also there spread over the keys, which
+// is no result of the call.
 Proof GradientFinder::read_log_sum_exp(mlir::Value value) {
   Proof proof;
   for (mlir::Operation* op : uses_.log_sum_exps) {
     if (!DependsOn(op, {})(value.getDefiningOp())) {
       continue;
     }
-    if (auto found = find_log_sum_exp(plane_, forward_, op->getResult(0)); found.ok()) {
+    auto found = find_log_sum_exp(plane_, forward_, op->getResult(0));
+    if (found.ok()) {
       found_.log_sum_exp = *std::move(found);
       return {};
-    } else {
-      proof = found.error();
     }
+    proof = found.error();
   }
   return proof;
 }

@@ -520,8 +520,7 @@ bool has_row_sum(mlir::Operation* exponential) {
     }
     for (mlir::OpOperand& use : op->getUses()) {
       mlir::Operation* const user = use.getOwner();
-      const bool weighs =
-          kind(user) == OpKind::kMultiply && !masks(user->getOperand(1 - use.getOperandNumber()));
+      const bool weighs = kind(user) == OpKind::kMultiply && !masks(user->getOperand(1 - use.getOperandNumber()));
       if (!weighs && (!is_of_products(user) || sums(user))) {
         stack.push_back(user);
       }
@@ -646,8 +645,7 @@ Outcome<LiftedAttention> lift_attention(mlir::Operation* second_product, bool gr
       if (lifted.ok()) {
         return lifted;
       }
-      constexpr Reason kOfOtherUses[] = {Reason::kUsedElsewhere, Reason::kNotByGradient,
-                                         Reason::kLogSumExpWithoutKeys};
+      constexpr Reason kOfOtherUses[] = {Reason::kUsedElsewhere, Reason::kNotByGradient, Reason::kLogSumExpWithoutKeys};
       if (llvm::is_contained(kOfOtherUses, lifted.error().reason)) {
         work.used_elsewhere = first;
       }

@@ -98,8 +98,7 @@ std::vector<mlir::Operation*> log_sum_exps_of(Plane& plane, const Probabilities&
     if (!is_layout && !is_elementwise(op)) {
       return false;
     }
-    const auto indices =
-        kind(op) == OpKind::kAdd ? row_indices(plane, probabilities, op->getResult(0)) : std::nullopt;
+    const auto indices = kind(op) == OpKind::kAdd ? row_indices(plane, probabilities, op->getResult(0)) : std::nullopt;
     std::optional<Refusal> refusal;
     const SymId formula = indices ? plane.evaluator->try_evaluate(op->getResult(0), *indices, refusal) : kNoSym;
     if (formula != kNoSym && is_log_sum_exp(plane.arena, formula, softmax)) {
