@@ -260,6 +260,9 @@ class Fuser {
       work_.refused_gradients.try_emplace(other, again.error());
     }
     merged = {};
+    if (!found.ok()) {
+      found = std::move(again);  // says what stands in the way of all that uses the scores
+    }
   }
 
   // The reason for the report. A product in the backward pass of an unfused attention refers to that attention,
@@ -435,6 +438,7 @@ Result<FuseResult> fuse_on_this_stack(Source& source, const FuseOptions& options
   const Format given = format_of(source.bytes());
   FLASHLIFT_ASSIGN_OR_RETURN(const Target target, parse_target(options.emit, given));
   FLASHLIFT_ASSIGN_OR_RETURN(Module module, read_module(source.bytes(), options.name));
+  remove_dead_code(module);  // a function that nobody calls may call itself, as XLA allows
   FLASHLIFT_RETURN_IF_ERROR(inline_calls(module));
   remove_dead_code(module);
 

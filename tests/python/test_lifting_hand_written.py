@@ -3,6 +3,8 @@ pass saved, and use sum(d_out * out) for sum(p * d_p). Correct ones are fused wi
 reason. All results are compared with XLA's.
 """
 
+import functools
+
 import flashlift.stablehlo
 import jax
 import jax.numpy as jnp
@@ -139,6 +141,55 @@ def test_other_backward_passes_stay_with_a_reason(name):
     candidates, report = check(WRONG[name])
     assert sum(candidate.fused for candidate in candidates) == 1, report  # the forward pass
     assert any(not candidate.fused and candidate.reason for candidate in candidates), report
+
+
+def with_exponentials_again(mask=lambda s: s, saved=lambda m, z: (m, z), row_sum=lambda p, d_p: (p * d_p).sum(-1)):
+    """The backward pass computes the exponentials again, and divides them by the row sum of the forward pass."""
+
+    def attend(q, k, v):
+        e, z, m = softmax(mask(products(q, k) * SCALE))
+        return weigh(e / z, v), m, z
+
+    @jax.custom_vjp
+    def attention(q, k, v):
+        return attend(q, k, v)[0]
+
+    def forward(q, k, v):
+        out, m, z = attend(q, k, v)
+        return out, (q, k, v, *saved(m, z))
+
+    def backward(kept, d_out):
+        q, k, v, m, z = kept
+        p = jnp.exp(mask(products(q, k) * SCALE) - m) / z
+        d_p = products(d_out, v)
+        d_s = p * (d_p - row_sum(p, d_p)[..., None]) * SCALE
+        return weigh(d_s, k), weigh(d_s.swapaxes(-1, -2), q), weigh(p.swapaxes(-1, -2), d_out)
+
+    attention.defvjp(forward, backward)
+    return attention
+
+
+@pytest.mark.parametrize("mask", [lambda s: s, where_causal, lambda s: jnp.where(causal(), s, -jnp.inf)])
+def test_exponentials_computed_again(mask):
+    candidates, report = fused(with_exponentials_again(mask), *qkv(), gradients=True, tolerance=3e-5)
+    assert [candidate.fused for candidate in candidates] == [True], report
+
+
+EXPONENTIALS = {
+    "another row sum": ({"saved": lambda m, z: (m, 1.001 * z)}, "is not their gradient"),
+    "another maximum": ({"saved": lambda m, z: (m - 1e-3, z)}, "neither in the scores nor in their derivatives"),
+    "maxima of other rows": ({"saved": lambda m, z: (jnp.roll(m, 1, -2), z)}, "used elsewhere, too"),
+    "no row sum of the gradient": ({"row_sum": lambda p, d_p: jnp.zeros(p.shape[:-1])}, "is not their gradient"),
+    "its negative": ({"row_sum": lambda p, d_p: -(p * d_p).sum(-1)}, "is not their gradient"),
+}
+
+
+@pytest.mark.parametrize("name", EXPONENTIALS)
+def test_other_exponentials_computed_again_stay_with_their_reason(name):
+    options, reason = EXPONENTIALS[name]
+    candidates, report = fused(with_exponentials_again(**options), *qkv(), gradients=True, tolerance=3e-5)
+    assert candidates and not any(candidate.fused for candidate in candidates), report
+    assert reason in candidates[0].reason, report
 
 
 def test_probabilities_rounded_with_16_bit_operands():
@@ -404,3 +455,111 @@ def test_gradients_alone_that_are_changed_stay_right(change, wanted):
 def test_the_gradient_by_the_values_alone_stays():
     candidates, report = fused(pulled_back(ALONE["plain"], (2,)), *arguments())
     assert [candidate.fused for candidate in candidates] == [False], report
+
+
+def combined(parts, combine, scores=lambda q, k: products(q, k) * SCALE):
+    """Attention over parts of the keys, each with its log-sum-exp, and what `combine` makes of their outputs."""
+
+    def of(divides_output):
+        def attend(q, k, v):
+            e, z, m = softmax(scores(q, k))
+            return weigh(e, v) / z if divides_output else weigh(e / z, v), m + jnp.log(z)
+
+        def function(q, k, v):
+            size = k.shape[2] // parts
+            places = [slice(i * size, (i + 1) * size) for i in range(parts)]
+            outs = [attend(q, k[:, :, place], v[:, :, place]) for place in places]
+            return combine(*outs[0], *outs[-1]) if combine else functools.reduce(joined_by_sigmoid, outs)[0]
+
+        return function
+
+    return of
+
+
+def joined_by_sigmoid(one, other):
+    (out, lse), (more, lse_of_more) = one, other
+    return out - jax.nn.sigmoid(lse_of_more - lse) * (out - more), lse - jax.nn.log_sigmoid(lse - lse_of_more)
+
+
+def joined(out, lse, more, lse_of_more):
+    both = jnp.logaddexp(lse, lse_of_more)
+    return out * jnp.exp(lse - both) + more * jnp.exp(lse_of_more - both)
+
+
+def joined_by_maximum(out, lse, more, lse_of_more):
+    largest = jnp.maximum(lse, lse_of_more)
+    weight, other = jnp.exp(lse - largest), jnp.exp(lse_of_more - largest)
+    return (out * weight + more * other) / (weight + other)
+
+
+COMBINED = {
+    "two parts": combined(2, joined),
+    "two parts and their maximum": combined(2, joined_by_maximum),
+    "four parts": combined(4, None),
+    "one part, weighed by its sum": combined(1, lambda out, lse, *_: out * jnp.exp(lse)),
+    "one part, weighed by its sum, which is not differentiated": combined(
+        1, lambda out, lse, *_: out * jnp.exp(jax.lax.stop_gradient(lse))
+    ),
+    "a constant for one of the log-sum-exps": combined(
+        2, lambda out, lse, more, other: joined(out, lse, more, jax.lax.stop_gradient(other))
+    ),
+    "log-sum-exps of other rows": combined(1, lambda out, lse, *_: out * lse[:, :, ::-1]),
+    "the output again": combined(1, lambda out, lse, *_: out * jnp.tanh(lse * out)),
+    "a gate": combined(1, lambda out, lse, *_: out * jnp.arange(S)[:, None]),
+}
+
+
+@pytest.mark.parametrize("divides_output", [False, True])
+@pytest.mark.parametrize("name", COMBINED)
+def test_gradients_of_outputs_that_are_weighed_by_their_log_sum_exp(name, divides_output):
+    candidates, report = fused(COMBINED[name](divides_output), *qkv(), gradients=True, tolerance=3e-5)
+    assert candidates and all(candidate.fused for candidate in candidates), report
+
+
+WEIGHED_WRONG = {
+    "of other rows": lambda d_lse: jnp.roll(d_lse, 1, 2),
+    "scaled": lambda d_lse: 1.01 * d_lse,
+    "none": jnp.zeros_like,
+    "clipped": lambda d_lse: jnp.clip(d_lse, -0.1, 0.1),
+}
+
+
+@pytest.mark.parametrize("divides_output", [False, True])
+@pytest.mark.parametrize("name", WEIGHED_WRONG)
+def test_log_sum_exps_whose_gradient_is_another(name, divides_output):
+    """The gradient by a log-sum-exp is an operand of the call: whatever it is computed from is right."""
+
+    @jax.custom_vjp
+    def weight(lse):
+        return jnp.exp(lse)
+
+    weight.defvjp(lambda lse: (jnp.exp(lse), lse), lambda lse, d: (WEIGHED_WRONG[name](d * jnp.exp(lse)),))
+    function = combined(1, lambda out, lse, *_: out * weight(lse))(divides_output)
+    candidates, report = fused(function, *qkv(), gradients=True, tolerance=3e-5)
+    assert candidates and all(candidate.fused for candidate in candidates), report
+
+
+@pytest.mark.parametrize("divides_output", [False, True])
+@pytest.mark.parametrize("change", [lambda d_s: 1.01 * d_s, lambda d_s: jnp.clip(d_s, -0.01, 0.01), jnp.flip])
+def test_gradients_beside_a_log_sum_exp_that_are_changed_stay(change, divides_output):
+    @jax.custom_vjp
+    def changed(s):
+        return s
+
+    changed.defvjp(lambda s: (s, None), lambda _, d_s: (change(d_s),))
+    function = combined(2, joined, scores=lambda q, k: changed(products(q, k) * SCALE))(divides_output)
+    candidates, report = fused(function, *qkv(), gradients=True, tolerance=3e-5)
+    assert candidates and not any(candidate.fused for candidate in candidates), report
+
+
+def test_the_reason_of_a_division_behind_the_values_whose_gradient_stays():
+    def attention(q, k, v):
+        s = jnp.where(empty_row(), products(q, k) * SCALE, -jnp.inf)
+        m = s.max(-1, keepdims=True)
+        m = jnp.where(jnp.isfinite(m), m, 0)
+        e = jnp.exp(s - m)
+        z = jnp.maximum(e.sum(-1, keepdims=True), 1e-9)
+        return weigh(e, v) / z * (m + jnp.log(z))
+
+    candidates, report = fused(attention, *qkv(), gradients=True)
+    assert not candidates[0].fused and "the log-sum-exp of a row without any key left" in candidates[0].reason, report

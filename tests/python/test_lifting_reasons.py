@@ -288,3 +288,12 @@ def test_the_gradient_by_the_values_alone():
         return jax.grad(lambda v: jnp.vdot(jnp.cos(q), attention(q, k, v)))(v)
 
     assert ["sums probabilities over the queries" in each for each in reasons(d_v, *QKV, gradients=True)] == [True]
+
+
+def test_a_product_that_mixes_the_heads_of_probabilities_is_no_gradient_of_values():
+    def talking_heads(q, k, v, mix):
+        p = jax.nn.softmax(jnp.einsum("hqd,hkd->hqk", q, k), -1)
+        return jnp.einsum("hqk,hkd->hqd", jnp.einsum("hqk,hg->gqk", p, mix), v)
+
+    given = reasons(talking_heads, *[(4, 8, 16)] * 3, (4, 4))
+    assert given and not any("gradient of the values" in each for each in given), given

@@ -215,6 +215,37 @@ def test_guards_are_left_out_of_gradients_too():
         assert_fused(divided(guard=guard, mask=MASKS["lowest"]), *qkv(), gradients=True)
 
 
+def divided_with_log_sum_exp(guard, of_log, mask=lambda s: s, maximum=MAXIMA["finite"]):
+    def function(q, k, v):
+        s = mask(products(q, k) / 4)
+        m = maximum(s)
+        e = jnp.exp(s - m)
+        z = e.sum(-1, keepdims=True)
+        return weigh(e / guard(z), v), m + jnp.log(of_log(z))
+
+    return function
+
+
+@pytest.mark.parametrize("guard", GUARDS)
+def test_guards_are_left_out_of_the_log_sum_exp_too(guard):
+    for mask in (MASKS["nothing"], MASKS["lowest"], MASKS["above"]):
+        assert_fused(divided_with_log_sum_exp(GUARDS[guard], GUARDS[guard], mask), *qkv())
+
+
+@pytest.mark.parametrize(
+    ("guard", "of_log", "mask", "maximum"),
+    [
+        (lambda z: z, GUARDS["large maximum"], MASKS["nothing"], MAXIMA["finite"]),  # nothing checks the maximum
+        (lambda z: z, GUARDS["large maximum"], MASKS["nothing"], lambda s: s.max(-1, keepdims=True) + 16),
+        (lambda z: z, lambda z: jnp.maximum(z, 2.0), MASKS["nothing"], MAXIMA["finite"]),
+        (GUARDS["added"], lambda z: z + 1e-3, MASKS["nothing"], MAXIMA["finite"]),
+        (GUARDS["added"], GUARDS["added"], MASKS["infinite"], MAXIMA["finite"]),  # log(1e-9) in rows without keys
+    ],
+)
+def test_guards_of_the_log_sum_exp_that_may_act_stay(guard, of_log, mask, maximum):
+    assert_left_alone(divided_with_log_sum_exp(guard, of_log, mask, maximum), *qkv(10.0))
+
+
 OTHER_MAXIMA = {
     "none": lambda s: 0.0,
     "less": lambda s: s.max(-1, keepdims=True) + 16,

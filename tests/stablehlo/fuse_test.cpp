@@ -1,3 +1,4 @@
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <nlohmann/json.hpp>
@@ -123,6 +124,21 @@ func.func public @main(%q: tensor<8x16xf32>, %k: tensor<8x16xf32>, %v: tensor<8x
   const Module module = read(result.module);
   EXPECT_EQ(find(module, "stablehlo.custom_call")->getParentOp(), find(module, "stablehlo.while"));
   EXPECT_EQ(count(module, "func.func"), 1);
+}
+
+TEST(Fuse, LeavesOutFunctionsThatNobodyCallsFirst) {
+  const auto recursive = [](const char* name, const char* callee) {
+    return function(name,
+                    fmt::format("\n    %o = call @{}(%q, %k, %v) : (tensor<8x16xf32>, tensor<8x16xf32>, "
+                                "tensor<8x16xf32>) -> tensor<8x16xf32>",
+                                callee),
+                    "tensor<8x16xf32>", "%o : tensor<8x16xf32>");
+  };
+  const std::string pair = recursive("private @one", "other") + recursive("private @other", "one");
+  EXPECT_EQ(fused(attention_as("public @main") + recursive("private @again", "again") + pair).fused_count(), 1u);
+  const Result<FuseResult> called = fuse(recursive("public @main", "one") + pair, {.name = "test.mlir"});
+  ASSERT_FALSE(called.ok());
+  EXPECT_NE(called.error().message.find("calls itself"), std::string::npos) << called.error().message;
 }
 
 TEST(Fuse, OpensOnlyTheCompositesItNeeds) {

@@ -1,5 +1,6 @@
 #include "stablehlo/reader/text_guard.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 namespace flashlift::stablehlo {
@@ -12,6 +13,19 @@ TEST(TextGuard, PacksBooleansOfOneByteEach) {
   ASSERT_TRUE(pack_bool_constants(text, out));
   EXPECT_EQ(out, "x dense<\"0x0902\">                 : tensor<2x5xi1> y");
   EXPECT_EQ(out.size(), text.size());
+}
+
+TEST(TextGuard, ReadsOneByteAsTheValueOfAllElements) {
+  std::string out;
+  for (const char* digits : {"01", "05", "fe"}) {
+    for (const char* type : {"tensor<i1>", "tensor<3xi1>", "tensor<8xi1>", "tensor<2x50xi1>"}) {
+      out.clear();
+      ASSERT_TRUE(pack_bool_constants(fmt::format("dense<\"0x{}\"> : {}", digits, type), out)) << digits << type;
+      EXPECT_EQ(out, fmt::format("dense<\"0xFF\"> : {}", type));
+    }
+  }
+  EXPECT_FALSE(pack_bool_constants("dense<\"0x00\"> : tensor<3xi1>", out));
+  EXPECT_FALSE(pack_bool_constants("dense<\"0x0Z\"> : tensor<3xi1>", out));
 }
 
 TEST(TextGuard, LeavesPackedBitsAndOtherTypesAlone) {

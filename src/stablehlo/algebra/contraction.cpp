@@ -1,6 +1,7 @@
 #include "stablehlo/algebra/contraction.h"
 
 #include <algorithm>
+#include <utility>
 #include <vector>
 
 #include "stablehlo/algebra/product.h"
@@ -98,6 +99,48 @@ class Factoriser {
   int parts_ = 0;
 };
 
+// The factors of a formula: what it is multiplied of, and what it is divided by.
+void take_factors(SymArena& arena, SymId formula, std::vector<SymId>& above, std::vector<SymId>& below) {
+  constexpr size_t kMostFactors = 200;
+  std::vector<std::pair<SymId, bool>> stack = {{formula, true}};
+  while (!stack.empty()) {
+    const auto [id, is_above] = stack.back();
+    stack.pop_back();
+    const bool is_product = arena.is_op(id, Op::k_mul) || arena.is_op(id, Op::k_div);
+    if (!is_product || above.size() + below.size() + stack.size() > kMostFactors) {
+      (is_above ? above : below).push_back(id);
+      continue;
+    }
+    const Sym& sym = arena[id];
+    stack.emplace_back(sym.args[0], is_above);
+    stack.emplace_back(sym.args[1], is_above == (sym.op == Op::k_mul));
+  }
+}
+
+// x / y, without the factors that both have: these may be 0, and a gradient that reads them would read too much.
+SymId quotient(SymArena& arena, SymId x, SymId y) {
+  std::vector<SymId> above;
+  std::vector<SymId> below;
+  take_factors(arena, x, above, below);
+  take_factors(arena, y, below, above);
+  std::erase_if(above, [&](SymId factor) {
+    const auto found = std::find(below.begin(), below.end(), factor);
+    if (found == below.end()) {
+      return false;
+    }
+    below.erase(found);
+    return true;
+  });
+  SymId result = arena.f32(1);
+  for (const SymId factor : above) {
+    result = arena.op(Op::k_mul, {result, factor});
+  }
+  for (const SymId factor : below) {
+    result = arena.op(Op::k_div, {result, factor});
+  }
+  return result;
+}
+
 }  // namespace
 
 std::optional<SymId> coefficient_of(SymArena& arena, SymId formula, SymId x, SymId y, int atom, bool through_rounding) {
@@ -106,8 +149,7 @@ std::optional<SymId> coefficient_of(SymArena& arena, SymId formula, SymId x, Sym
   if (!found || !wanted || !found->has_equal_rest(*wanted)) {
     return std::nullopt;
   }
-  const bool is_one = arena.is_f32(wanted->coefficient, 1);
-  return is_one ? found->coefficient : arena.op(Op::k_div, {found->coefficient, wanted->coefficient});
+  return quotient(arena, found->coefficient, wanted->coefficient);
 }
 
 }  // namespace flashlift::stablehlo

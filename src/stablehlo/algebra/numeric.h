@@ -17,6 +17,8 @@ namespace flashlift::stablehlo {
 
 // Differentiate with respect to this load, evaluated at 0.
 inline constexpr int64_t kShift = -2;
+// This load is any number of the row, which takes the place of a formula.
+inline constexpr int64_t kGiven = -3;
 
 // The contents of a draw's tensors.
 struct Draw {

@@ -198,8 +198,7 @@ class SumReader {
     return (arena_.is_op(formula, Op::k_add) || arena_.is_op(formula, Op::k_sub)) &&
            !arena_.depends_on(formula, kKeyAtom) && any_term(arena_, formula, {Op::k_add, Op::k_sub}, [&](SymId term) {
              bool guarded = false;
-             return arena_.is_op(term, Op::k_log) &&
-                    arena_[without_guard(arena_, arena_[term].args[0], guarded)].kind == SymKind::kReduce;
+             return arena_.is_op(term, Op::k_log) && is_row_sum(without_guard(arena_, arena_[term].args[0], guarded));
            });
   }
 
@@ -209,11 +208,21 @@ class SumReader {
                     [&](SymId term) { return arena_[term].has_score && !arena_.depends_on(term, kKeyAtom); });
   }
 
+  // A sum, or one with a number beside it, which is a guard or a sink.
+  bool is_row_sum(SymId id) const {
+    const Sym& sym = arena_[id];
+    if (!arena_.is_op(id, Op::k_add)) {
+      return sym.kind == SymKind::kReduce;
+    }
+    const size_t side = arena_.is_constant(sym.args[0]) ? 1 : 0;
+    return arena_[sym.args[side]].kind == SymKind::kReduce && arena_.is_constant(sym.args[1 - side]);
+  }
+
   // Reads e^(-log z) as 1 / z.
   bool read_logarithm(SymId argument, bool negative) {
     bool guarded = false;
     const SymId inner = without_guard(arena_, argument, guarded);
-    if (arena_[inner].kind != SymKind::kReduce) {
+    if (!is_row_sum(inner)) {
       return false;
     }
     product_.has_guard = product_.has_guard || guarded;

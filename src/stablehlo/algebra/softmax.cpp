@@ -259,13 +259,18 @@ SymId without_dropout(SymArena& arena, SymId probability, const Softmax& softmax
 
 bool is_log_sum_exp(SymArena& arena, SymId formula, const Softmax& softmax) {
   const Product product = as_exponent(arena, formula);  // e^formula must be the sum of e^score
-  if (!product.guards.empty() || !product.over.empty() || product.times.size() != 1 || product.has_guard) {
+  if (!product.guards.empty() || !product.over.empty() || product.times.size() != 1) {
     return false;
   }
   const std::vector<SignedTerm> added = sorted(product.exponent);  // must be what was subtracted in the sum
-  bool guarded = false;
+  bool guarded = product.has_guard;
   const auto parts = parts_of_divisor(arena, product.times[0], !added.empty(), guarded);
-  if (!parts.ok() || guarded || parts->size() != 1 + softmax.sinks.size()) {
+  if (!parts.ok() || parts->size() != 1 + softmax.sinks.size()) {
+    return false;
+  }
+  // A guard has no effect on a sum that is at least 1: `needs_maximum` says that the divisor has one, too, and that the
+  // maximum was checked for it.
+  if (guarded && (!softmax.needs_maximum || added.size() != 1 || added[0].term != softmax.maximum)) {
     return false;
   }
   const auto is_shifted = [&](std::vector<SignedTerm> terms) {

@@ -150,9 +150,12 @@ class GradientFinder {
   Proof take_output_gradient(mlir::Value value, const std::vector<Affine>& indices);
   void place_exits();
   void read_sums_over_depth();
+  SymId read_over_keys(SymId formula);
   std::optional<SymId> as_sum_over_keys(const Evaluator::Place& place);
   SymId at_depth(mlir::Value value, const std::vector<Affine>& indices, int atom);
   Proof find_lse_gradient();
+  Proof read_log_sum_exp(mlir::Value value);
+  bool is_gradient_of_given(SymId gradient, SymId shifted);
   Outcome<PlacedTensor> result_with_gradient(const PlacedExit& exit);
   Proof give(const PlacedExit& exit);
   Proof check_order() const;
@@ -172,8 +175,11 @@ class GradientFinder {
   GradientParts parts_;
   GradientCheck check_;
   mlir::Operation* d_probability_product_ = nullptr;
-  ReadTensor read_d_out_;        // d_out, or d_out times d_out_factor_
-  SymId d_out_factor_ = kNoSym;  // one number for each row
+  ReadTensor read_d_out_;                   // d_out, or d_out times d_out_factor_
+  SymId d_out_factor_ = kNoSym;             // one number for each row
+  std::map<SymId, SymId> sums_over_depth_;  // and their values over the keys
+  std::map<SymId, SymId> with_factor_;      // formulas that were read over the keys: with the factor of d_out,
+  std::map<SymId, SymId> with_sums_;        // and then with the sums
   std::vector<PlacedExit> exits_;
   Gradient found_;
 };
@@ -316,36 +322,33 @@ std::optional<SymId> GradientFinder::as_sum_over_keys(const Evaluator::Place& pl
 // Hand-written backward passes sum the output's gradient times the output over the depth, and so does the gradient of a
 // division after the product with the values. This function replaces such sums in the formulas by sums over the keys.
 void GradientFinder::read_sums_over_depth() {
-  if (parts_.d_probability == kNoSym || !forward_.operands.out || forward_.operands.value_depth.size() != 1) {
+  if (parts_.d_probability == kNoSym) {
     return;
   }
-  std::map<SymId, SymId> known;
+  const bool may_be_read = forward_.operands.out && forward_.operands.value_depth.size() == 1;
   const std::vector<Evaluator::Place> places = plane_.evaluator->places();
   for (const Evaluator::Place& place : places) {
-    if (const auto sum = as_sum_over_keys(place)) {
-      known.emplace(place.formula, *sum);
+    if (const auto sum = may_be_read ? as_sum_over_keys(place) : std::nullopt) {
+      sums_over_depth_.emplace(place.formula, *sum);
+      with_factor_.emplace(place.formula, place.formula);  // stays until the sums are read
     }
   }
-  if (known.empty() && d_out_factor_ == kNoSym) {
-    return;
-  }
-  // The factor is read first, because the sums already contain d_p with its factor.
-  std::map<SymId, SymId> with_factor;
-  std::map<SymId, SymId> with_sums;
-  const std::map<SymId, SymId> factor = {{parts_.d_probability, with_factor_of_d_out(parts_.d_probability)}};
-  for (const auto& [place, sum] : known) {
-    with_factor.emplace(place, place);  // unchanged until the sums are read
-  }
-  const auto read = [&](SymId formula) {
-    formula = replace_everywhere(plane_.arena, formula, factor, with_factor);
-    return replace_everywhere(plane_.arena, formula, known, with_sums);
-  };
   for (Exit& exit : uses_.exits) {
-    exit.formula = read(exit.formula);
+    exit.formula = read_over_keys(exit.formula);
   }
   for (auto& [op, value] : uses_.values) {
-    value.formula = read(value.formula);
+    value.formula = read_over_keys(value.formula);
   }
+}
+
+// The factor is read first, because the sums already contain d_p with its factor.
+SymId GradientFinder::read_over_keys(SymId formula) {
+  if (sums_over_depth_.empty() && d_out_factor_ == kNoSym) {
+    return formula;
+  }
+  const std::map<SymId, SymId> factor = {{parts_.d_probability, with_factor_of_d_out(parts_.d_probability)}};
+  formula = replace_everywhere(plane_.arena, formula, factor, with_factor_);
+  return replace_everywhere(plane_.arena, formula, sums_over_depth_, with_sums_);
 }
 
 // Keeps the products that may be gradients of queries, keys or values. All others count as other uses of the scores.
@@ -367,6 +370,47 @@ void GradientFinder::place_exits() {
     }
   }
   std::erase_if(exits_, [&](const PlacedExit& placed) { return uses_.ends.contains(placed.exit.product); });
+}
+
+// The call's log-sum-exp, if the value is computed from it. The log-sum-exp is also there spread over the keys, which
+// is no result of the call.
+Proof GradientFinder::read_log_sum_exp(mlir::Value value) {
+  Proof proof;
+  for (mlir::Operation* op : uses_.log_sum_exps) {
+    if (!DependsOn(op, {})(value.getDefiningOp())) {
+      continue;
+    }
+    auto found = find_log_sum_exp(plane_, forward_, op->getResult(0));
+    if (found.ok()) {
+      found_.log_sum_exp = *std::move(found);
+      return {};
+    }
+    proof = found.error();
+  }
+  return proof;
+}
+
+// Whether the formula is the gradient for any d_lse, not only for the formula that it is now: that may contain the
+// log-sum-exp, as weights of parts of the keys do, e^(lse - lse of all parts), and overflow where scores are drawn
+// large. Formulas read the given number then.
+bool GradientFinder::is_gradient_of_given(SymId gradient, SymId shifted) {
+  SymArena& arena = plane_.arena;
+  if (!arena[parts_.d_lse].has_score) {
+    return false;
+  }
+  const std::map<SymId, SymId> given = {{parts_.d_lse, arena.load(kGiven, Type::kF32, {})}};
+  parts_.d_lse = given.begin()->second;
+  std::map<SymId, SymId> replaced;
+  if (!check_.is_gradient(replace_everywhere(arena, gradient, given, replaced), shifted).ok()) {
+    return false;
+  }
+  for (PlacedExit& placed : exits_) {
+    placed.exit.formula = replace_everywhere(arena, placed.exit.formula, given, replaced);
+  }
+  for (auto& [op, value] : uses_.values) {
+    value.formula = replace_everywhere(arena, value.formula, given, replaced);
+  }
+  return true;
 }
 
 // Finds the gradient of the log-sum-exp, which is added to each row of the probabilities' gradient. It may be any value
@@ -399,15 +443,11 @@ Proof GradientFinder::find_lse_gradient() {
     if (!tensor || !std::is_permutation(order.begin(), order.end(), rows.begin(), rows.end())) {
       continue;
     }
-    parts_.d_lse = place.formula;
-    if (!check_.is_gradient(gradient, shifted).ok()) {
+    parts_.d_lse = read_over_keys(place.formula);
+    if (!check_.is_gradient(gradient, shifted).ok() && !is_gradient_of_given(gradient, shifted)) {
       continue;
     }
-    for (mlir::Operation* op : given) {
-      if (!plane_.is_output(op) && !found_.log_sum_exp && DependsOn(op, {})(value.getDefiningOp())) {
-        FLASHLIFT_ASSIGN_OR_RETURN(found_.log_sum_exp, find_log_sum_exp(plane_, forward_, op->getResult(0)));
-      }
-    }
+    FLASHLIFT_RETURN_IF_ERROR(read_log_sum_exp(value));
     FLASHLIFT_ASSIGN_OR_RETURN(found_.d_lse, operand_view(*tensor, forward_.dimensions.roles, {}, plane_.sizes, false));
     return {};
   }

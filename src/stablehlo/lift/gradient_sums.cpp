@@ -27,16 +27,17 @@ Outcome<std::vector<SumExit>> GradientSums::find() {
 
 // Whether everything that depends on the operation's result ends in the output or in placed products.
 bool GradientSums::is_inner(mlir::Operation* op) {
-  if (plane_.is_output(op) || (is_product(op) && op != plane_.pair.first && !uses_.ends.contains(op))) {
-    return true;
-  }
   if (uses_.ends.contains(op)) {
     return false;
+  }
+  if (plane_.is_output(op) || llvm::any_of(uses_.exits, [&](const Exit& exit) { return exit.product == op; })) {
+    return true;
   }
   if (const auto found = inner_.find(op); found != inner_.end()) {
     return found->second;
   }
-  const bool inner = llvm::all_of(op->getUsers(), [&](mlir::Operation* user) { return is_inner(user); });
+  const bool inner =
+      is_removable(op) && llvm::all_of(op->getUsers(), [&](mlir::Operation* user) { return is_inner(user); });
   inner_[op] = inner;
   return inner;
 }

@@ -465,7 +465,9 @@ bool sums_over_queries(mlir::Operation* product, unsigned side) {
     const auto how = kind(op) == OpKind::kReduce ? reduction(op) : std::nullopt;
     if (how && static_tensor(how->inputs[0]) && shape(how->inputs[0]) == shape(probabilities)) {
       found = true;
-      if (llvm::any_of(how->dims, [&](int64_t dim) { return !llvm::is_contained(own.free, dim); })) {
+      // Other dimensions that stay are no gradient's: a product that mixes heads has these.
+      if (how->dims.size() != own.free.size() ||
+          llvm::any_of(how->dims, [&](int64_t dim) { return !llvm::is_contained(own.free, dim); })) {
         return false;
       }
     }
@@ -530,7 +532,9 @@ Outcome<LiftedAttention> lift_in_any_way(mlir::Operation* first, mlir::Operation
     const bool tells_more =
         again.error().reason == Reason::kNotByGradient || again.error().reason == Reason::kInvalidProblem;
     // A product whose result is divided has a second use if its gradient is computed.
-    if (is_beside_output && lifted.error().reason == Reason::kNotDivided && tells_more) {
+    const bool finds_division =
+        again.error().reason != Reason::kNotDivided && again.error().reason != Reason::kNoOutputGradient;
+    if (is_beside_output && lifted.error().reason == Reason::kNotDivided && finds_division) {
       of_gradient = of_gradient ? of_gradient : again.error();
     }
     // Unless there is a product with the output's gradient, the other use is not a gradient.
@@ -547,6 +551,29 @@ Outcome<LiftedAttention> lift_in_any_way(mlir::Operation* first, mlir::Operation
 
 }  // namespace
 
+namespace {
+
+// Whether the exponential has a row sum of its own, and not only one of its products with other tensors of the scores,
+// as the gradient by the scores has.
+bool has_row_sum(mlir::Operation* exponential) {
+  constexpr size_t kFarthest = 100;
+  return any_operation({exponential}, kFarthest, [](mlir::Operation* op, OperationStack& stack) {
+    if (sums(op)) {
+      return true;
+    }
+    for (mlir::OpOperand& use : op->getUses()) {
+      mlir::Operation* const user = use.getOwner();
+      const bool weighs = kind(user) == OpKind::kMultiply && !masks(user->getOperand(1 - use.getOperandNumber()));
+      if (!weighs && (!is_of_products(user) || sums(user))) {
+        stack.push_back(user);
+      }
+    }
+    return false;
+  });
+}
+
+}  // namespace
+
 bool is_normalised_by_row(mlir::Operation* product) {
   constexpr size_t kFarthest = 100;
   return any_operation({product->user_begin(), product->user_end()}, kFarthest,
@@ -555,7 +582,7 @@ bool is_normalised_by_row(mlir::Operation* product) {
                            return false;
                          }
                          stack.insert(stack.end(), op->user_begin(), op->user_end());
-                         return is_exponential(op) && subtracts_row(op) && !is_summed(op);
+                         return is_exponential(op) && subtracts_row(op) && !has_row_sum(op);
                        });
 }
 
@@ -628,7 +655,8 @@ Outcome<LiftedAttention> lift_attention(mlir::Operation* second_product, bool gr
   work.used_elsewhere = nullptr;
   work.first_products.clear();
   std::optional<Refusal> refusal;
-  std::optional<Refusal> too_many;  // used only if the other side gives no better reason
+  std::optional<Refusal> of_gradient;  // a better reason than the pair's refusal
+  std::optional<Refusal> too_many;     // used only if the other side gives no better reason
   for (unsigned side = 0; side < 2; ++side) {
     if (!may_follow_softmax(second_product->getOperand(side), work)) {
       continue;
@@ -666,15 +694,20 @@ Outcome<LiftedAttention> lift_attention(mlir::Operation* second_product, bool gr
       if (lifted.ok()) {
         return lifted;
       }
-      if (lifted.error().reason == Reason::kUsedElsewhere || lifted.error().reason == Reason::kNotByGradient) {
+      constexpr Reason kOfOtherUses[] = {Reason::kUsedElsewhere, Reason::kNotByGradient, Reason::kLogSumExpWithoutKeys};
+      if (llvm::is_contained(kOfOtherUses, lifted.error().reason)) {
         work.used_elsewhere = first;
       }
-      const auto known = work.refused_gradients.find(first);
-      refusal = refusal ? refusal : known != work.refused_gradients.end() ? known->second : lifted.error();
+      if (const auto known = work.refused_gradients.find(first); known != work.refused_gradients.end()) {
+        of_gradient = of_gradient ? of_gradient : known->second;
+      }
+      refusal = refusal ? refusal : lifted.error();
     }
   }
-  if (refusal || too_many) {
-    return refusal ? *refusal : *too_many;
+  for (const auto& found : {of_gradient, refusal, too_many}) {
+    if (found) {
+      return *found;
+    }
   }
   return refuse<Reason::kNoCandidate>();
 }

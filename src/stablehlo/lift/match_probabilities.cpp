@@ -109,15 +109,19 @@ Proof match_product(Plane& plane, const Product& product, Match& match) {
 }
 
 // Divisions and multiplications of the output's gradient by the output's divisor, whatever shape the divisor is
-// broadcast to.
-std::vector<mlir::Operation*> divided_gradients(Plane& plane, mlir::Operation* division, mlir::Value divisor) {
+// broadcast to. The gradient may be computed from the row log-sum-exp, which the call gives.
+std::vector<mlir::Operation*> divided_gradients(Plane& plane, const Probabilities& probabilities,
+                                                const Softmax& softmax, mlir::Operation* division,
+                                                mlir::Value divisor) {
   while (mlir::Operation* op = divisor.getDefiningOp()) {
     if (kind(op) != OpKind::kBroadcastInDim && kind(op) != OpKind::kReshape && kind(op) != OpKind::kTranspose) {
       break;
     }
     divisor = op->getOperand(0);
   }
-  DependsOn depends(plane.pair.first, {plane.pair.second, division});
+  std::vector<mlir::Operation*> given = log_sum_exps_of(plane, probabilities, softmax, divisor);
+  given.insert(given.end(), {plane.pair.second, division});
+  DependsOn depends(plane.pair.first, std::move(given));
   std::vector<mlir::Operation*> found;
   llvm::DenseSet<mlir::Operation*> seen{division};
   std::vector<mlir::Value> stack{divisor};
@@ -145,8 +149,8 @@ std::vector<mlir::Operation*> divided_gradients(Plane& plane, mlir::Operation* d
 }
 
 // Reads the output after its division or multiplication by a number of the row.
-Proof divide_by(Plane& plane, const Operands& operands, mlir::Operation* user, SymId probability, Product product,
-                Match& match) {
+Proof divide_by(Plane& plane, const Probabilities& probabilities, const Operands& operands, mlir::Operation* user,
+                Product product, Match& match) {
   PlacedTensor& out = *match.out;
   const bool divides = kind(user) == OpKind::kDivide && user->getOperand(0) == out.value;
   if ((!divides && kind(user) != OpKind::kMultiply) || user->getBlock() != plane.pair.second->getBlock()) {
@@ -172,15 +176,15 @@ Proof divide_by(Plane& plane, const Operands& operands, mlir::Operation* user, S
   }
   if (divides) {
     divide(plane.arena, product, factor);
-    match.whole = plane.arena.op(Op::k_div, {probability, factor});
+    match.whole = plane.arena.op(Op::k_div, {probabilities.formula, factor});
   } else {
     multiply(product, as_product(plane.arena, factor));
-    match.whole = plane.arena.op(Op::k_mul, {probability, factor});
+    match.whole = plane.arena.op(Op::k_mul, {probabilities.formula, factor});
   }
   FLASHLIFT_RETURN_IF_ERROR(match_product(plane, product, match));
   out.value = user->getResult(0);
   if (plane.options.gradient == GradientUse::kBesideOutput) {
-    plane.divided = divided_gradients(plane, user, user->getOperand(other));
+    plane.divided = divided_gradients(plane, probabilities, match.softmax, user, user->getOperand(other));
     plane.divided.insert(plane.divided.begin(), user);
     plane.divided_depth = operands.value_depth;
     plane.depends = DependsOn(plane.pair.first, plane.outputs());
@@ -190,7 +194,8 @@ Proof divide_by(Plane& plane, const Operands& operands, mlir::Operation* user, S
 
 // Follows the second product's result through transposes to a division by the row sum. The divisor's gradient may read
 // the result, too.
-Proof find_division(Plane& plane, const Operands& operands, SymId probability, const Product& product, Match& match) {
+Proof find_division(Plane& plane, const Probabilities& probabilities, const Operands& operands, const Product& product,
+                    Match& match) {
   while (auto next = follow_result(*match.out, plane.sizes, plane.half)) {
     match.out = std::move(next);
   }
@@ -201,10 +206,14 @@ Proof find_division(Plane& plane, const Operands& operands, SymId probability, c
   Proof refusal = refuse<Reason::kNotDivided>();
   for (mlir::Operation* user : undivided.getUsers()) {
     Match divided = match;
-    refusal = divide_by(plane, operands, user, probability, product, divided);
-    if (refusal.ok()) {
+    Proof proof = divide_by(plane, probabilities, operands, user, product, divided);
+    if (proof.ok()) {
       match = std::move(divided);
-      break;
+      return proof;
+    }
+    // Other users are no divisions, which says less.
+    if (proof.error().reason != Reason::kNotDivided) {
+      refusal = std::move(proof);
     }
   }
   return refusal;
@@ -225,7 +234,7 @@ Outcome<Match> match_probabilities(Plane& plane, const Probabilities& probabilit
     if (!operands.out || !product.over.empty()) {
       return matched.error();
     }
-    if (const Proof divided = find_division(plane, operands, probabilities.formula, product, match); !divided.ok()) {
+    if (const Proof divided = find_division(plane, probabilities, operands, product, match); !divided.ok()) {
       return matched.error().reason == Reason::kNotDivided ? divided.error() : matched.error();
     }
   }

@@ -6,6 +6,7 @@
 #include "llvm/ADT/DenseSet.h"
 #include "stablehlo/lift/products.h"
 #include "stablehlo/lift/stages.h"
+#include "stablehlo/lift/walk.h"
 #include "stablehlo/reader/module.h"
 #include "stablehlo/reader/ops.h"
 
@@ -86,6 +87,29 @@ std::vector<int> row_atoms(const Plane& plane, const Probabilities& probabilitie
     }
   }
   return atoms;
+}
+
+std::vector<mlir::Operation*> log_sum_exps_of(Plane& plane, const Probabilities& probabilities, const Softmax& softmax,
+                                              mlir::Value row_sum) {
+  constexpr size_t kFarthest = 32;
+  std::vector<mlir::Operation*> found;
+  any_operation({row_sum.user_begin(), row_sum.user_end()}, kFarthest, [&](mlir::Operation* op, OperationStack& stack) {
+    const bool is_layout = kind(op) == OpKind::kReshape || kind(op) == OpKind::kTranspose ||
+                           kind(op) == OpKind::kBroadcastInDim || kind(op) == OpKind::kConvert;
+    if (!is_layout && !is_elementwise(op)) {
+      return false;
+    }
+    const auto indices = kind(op) == OpKind::kAdd ? row_indices(plane, probabilities, op->getResult(0)) : std::nullopt;
+    std::optional<Refusal> refusal;
+    const SymId formula = indices ? plane.evaluator->try_evaluate(op->getResult(0), *indices, refusal) : kNoSym;
+    if (formula != kNoSym && is_log_sum_exp(plane.arena, formula, softmax)) {
+      found.push_back(op);
+    } else {
+      stack.insert(stack.end(), op->user_begin(), op->user_end());
+    }
+    return false;
+  });
+  return found;
 }
 
 Outcome<LogSumExp> find_log_sum_exp(Plane& plane, const Forward& forward, mlir::Value value) {

@@ -135,8 +135,10 @@ bool is_dead(mlir::Operation* op) {
 // Follows the uses of the scores.
 class UseReader {
  public:
-  UseReader(Plane& plane, const Probabilities& probabilities, const Softmax* softmax)
-      : plane_(plane), probabilities_(probabilities), softmax_(softmax) {}
+  // given: what follows from these values alone does not count.
+  UseReader(Plane& plane, const Probabilities& probabilities, const Softmax* softmax,
+            llvm::ArrayRef<mlir::Operation*> given = {})
+      : plane_(plane), probabilities_(probabilities), softmax_(softmax), given_(given) {}
 
   ScoreUses read();
 
@@ -146,6 +148,7 @@ class UseReader {
   Plane& plane_;
   const Probabilities& probabilities_;
   const Softmax* softmax_;
+  llvm::ArrayRef<mlir::Operation*> given_;
   ScoreUses uses_;
 };
 
@@ -157,9 +160,10 @@ ScoreUses UseReader::read() {
   while (!stack.empty()) {
     mlir::Operation* op = stack.back();
     stack.pop_back();
+    const bool is_given = llvm::is_contained(given_, op);  // it may be there in other shapes, too
     for (mlir::OpOperand& use : op->getUses()) {
       mlir::Operation* user = use.getOwner();
-      if (plane_.is_output(user) || is_dead(user)) {
+      if (plane_.is_output(user) || is_dead(user) || (is_given && !llvm::is_contained(given_, user))) {
         continue;
       }
       if (is_product(user) && !side_summed_by_product(user)) {
@@ -222,12 +226,14 @@ ScoreUses read_score_uses(Plane& plane, const Probabilities& probabilities, cons
       uses.log_sum_exps.push_back(op);
     }
   }
+  llvm::sort(uses.log_sum_exps,
+             [](mlir::Operation* one, mlir::Operation* other) { return one->isBeforeInBlock(other); });
   if (!uses.log_sum_exps.empty() && !uses.ends.empty()) {
     std::vector<mlir::Operation*> given = uses.log_sum_exps;
     llvm::append_range(given, plane.outputs());
     plane.depends = DependsOn(plane.pair.first, std::move(given));
     std::vector<mlir::Operation*> log_sum_exps = std::move(uses.log_sum_exps);
-    uses = UseReader(plane, probabilities, softmax).read();
+    uses = UseReader(plane, probabilities, softmax, log_sum_exps).read();
     uses.log_sum_exps = std::move(log_sum_exps);
   }
   return uses;

@@ -89,6 +89,9 @@ struct LogSumExp {
   ResultView view;
 };
 Outcome<LogSumExp> find_log_sum_exp(Plane& plane, const Forward& forward, mlir::Value value);
+// Values that are the log-sum-exp, computed from the sum of a row.
+std::vector<mlir::Operation*> log_sum_exps_of(Plane& plane, const Probabilities& probabilities, const Softmax& softmax,
+                                              mlir::Value row_sum);
 // All values that are computed from the scores must end in results of the call: the output, and the row log-sum-exp if
 // the module uses it.
 Outcome<std::optional<LogSumExp>> check_uses(Plane& plane, const Forward& forward);

@@ -152,16 +152,20 @@ bool pack_bool_constants(std::string_view text, std::string& storage) {
   bool copied = false;
   for (size_t at = text.find(kHexConstant); at != std::string_view::npos; at = text.find(kHexConstant, at + 1)) {
     const std::optional<BoolConstant> constant = read_bool_constant(text, at);
-    // A single byte has the same meaning in both encodings, except for a tensor of one element, whose byte may be 1.
-    if (!constant || constant->digits.size() != 2 * static_cast<size_t>(constant->elements) ||
-        constant->elements == 0) {
+    if (!constant || constant->elements == 0) {
       continue;
     }
     const auto elements = static_cast<size_t>(constant->elements);
-    // With one element, one byte fits both encodings.
-    std::string packed = elements == 1 ? (byte_element(constant->digits, 0) > 0 ? "FF" : "00")
-                                       : packed_digits(constant->digits, elements);
-    if (packed.empty()) {
+    std::string packed;
+    // One byte is the value of all elements. MLIR 22 would take it for the bits of up to 8 elements, but prints
+    // constants as small as these in decimal.
+    if (constant->digits.size() == 2) {
+      const int element = byte_element(constant->digits, 0);
+      packed = element < 0 ? "" : element > 0 ? "FF" : "00";
+    } else if (constant->digits.size() == 2 * elements) {
+      packed = packed_digits(constant->digits, elements);
+    }
+    if (packed.empty() || packed == constant->digits) {
       continue;
     }
     if (!copied) {
