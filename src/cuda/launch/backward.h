@@ -22,8 +22,8 @@ class Backward {
 
   // Launches on `stream`; `arguments` are verified and their memory is the device's. What it needs besides comes from
   // the allocator, or from the driver's memory pool and goes back to it in the order of the stream; where the stream is
-  // being captured, it stays with the graph. All results have the same bits in every run. Errors: kUnsupported where this family cannot read the arguments' strides, kInternal where there
-  // is no memory: nothing was launched then.
+  // being captured, it stays with the graph. All results have the same bits in every run. Errors: kUnsupported where
+  // this family cannot read the arguments' strides, kInternal where there is no memory: nothing was launched then.
   Status run(const BackwardArguments& arguments, CuStream stream, const DeviceAllocator& allocator) const;
 
   // Bytes that a call of the problem's own lengths needs besides, without what gradients of captured tensors need.

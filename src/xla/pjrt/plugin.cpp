@@ -1,7 +1,7 @@
 // libflashlift_pjrt: a PJRT plugin that wraps another one and fuses modules before that compiles them.
 //
-// GetPjrtApi() returns a copy of the wrapped plugin's table of functions with four of them replaced. All other functions
-// and all objects are those of the wrapped plugin.
+// GetPjrtApi() returns a copy of the wrapped plugin's table of functions with four of them replaced. All other
+// functions and all objects are those of the wrapped plugin.
 #include <chrono>
 #include <cstring>
 #include <mutex>
