@@ -1,5 +1,6 @@
 #include "cuda/emit/program_emitter.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -289,12 +290,15 @@ TEST(Emitter, GradientsOfCapturedTensors) {
     }
     return found;
   };
-  EXPECT_NE(all.find("#define FL_CAPTURE_GRADIENTS 1"), std::string::npos);
-  EXPECT_EQ(count("add_row_to_gradient("), 1U) << "one slope for a row";
-  EXPECT_EQ(count("add_to_gradient<true>("), 1U) << "one key for a column";
-  EXPECT_EQ(count("add_to_gradient<false>("), 1U);
+  for (const char* kind : {"QUERY", "KEY", "DIAGONAL"}) {
+    EXPECT_NE(all.find(fmt::format("#define FL_{}_GRADIENTS 1\n", kind)), std::string::npos) << kind;
+  }
+  EXPECT_NE(all.find("#define FL_PLANE_GRADIENTS 0\n"), std::string::npos);
+  EXPECT_EQ(count("add_row_to_gradient("), 2U) << "one slope for a row, and one key for a column";
+  EXPECT_EQ(count("add_to_gradient(sum, "), 1U) << "the table for a diagonal";
+  EXPECT_EQ(count(" add_to_gradient(ds"), 0U) << "nothing for a single score";
   const std::string none = emit_gradient(problem, {});
-  EXPECT_NE(none.find("#define FL_CAPTURE_GRADIENTS 0"), std::string::npos);
+  EXPECT_NE(none.find("#define FL_QUERY_GRADIENTS 0"), std::string::npos);
   EXPECT_EQ(none.find("add_captured"), std::string::npos);
 }
 
