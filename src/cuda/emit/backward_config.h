@@ -84,8 +84,8 @@ struct CaptureConfig {
   ForwardConfig config;     // q_tile rows a block, kv_tile columns at a time
   bool makes_rows = false;  // computes the rows' statistics from the scores
   bool row_tiles = false;   // reads those of the preprocess
-  // The calls of which only the preprocess can tell that its statistics do not suit them: those for which the main part
-  // has a fallback. The kernels then read what they compute from the scores.
+  // Whether only the values of a call decide if the preprocess's statistics suit it, as for the main part's fallback.
+  // Where they do not, the kernels read the statistics that they compute from the scores.
   bool has_fallback = false;
 };
 

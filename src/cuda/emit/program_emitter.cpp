@@ -290,7 +290,7 @@ std::string emit_capture_gradients(const Problem& problem, const score::Derivati
   text += fmt::format("}};\n{} void add_captured_key(float ds, {}, GradientSums& sums, int r) {{\n{}{}}}\n\n",
                       kFunction, at, begin, whole().captured_key_body(derivative, loads));
   text += fmt::format("{} void add_captured_keys(const GradientSums& sums, int r, bool inside, {}) {{\n{}{}}}\n\n",
-                      kFunction, place, begin_place, whole().captured_keys_body(derivative, loads));
+                      kFunction, place, begin_place, whole().captured_sums_body(derivative, loads, CaptureSum::kKey));
   text += fmt::format(
       "{} float add_captured(float ds, {}, const CaptureGradient* gradients, GradientSums& sums, int r) "
       "{{\n{}{}}}\n\n",
@@ -298,7 +298,7 @@ std::string emit_capture_gradients(const Problem& problem, const score::Derivati
   text += fmt::format(
       "{} void add_captured_rows(const GradientSums& sums, int r, int b, int h, int q, bool inside, const "
       "ForwardParams& params, const CaptureGradient* gradients) {{\n{}}}\n\n",
-      kFunction, Emitter(problem, body, Part::kRow).captured_rows_body(derivative, loads));
+      kFunction, Emitter(problem, body, Part::kRow).captured_sums_body(derivative, loads, CaptureSum::kRow));
   text += fmt::format("{} void add_diagonal(float sum, {}) {{\n{}{}}}\n\n", kFunction, place, begin_place,
                       whole().diagonal_body(derivative, loads));
   text += fmt::format("{} float plane_gradient(int load, float ds, {}) {{\n{}{}}}\n\n", kFunction, at, begin,

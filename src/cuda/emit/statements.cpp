@@ -216,10 +216,11 @@ std::string Emitter::captured_body(const score::Derivative& derivative, const st
   return std::move(text_) + fmt::format("  return {};\n", diagonal);
 }
 
-std::string Emitter::captured_rows_body(const score::Derivative& derivative, const std::vector<CaptureLoad>& loads) {
+std::string Emitter::captured_sums_body(const score::Derivative& derivative, const std::vector<CaptureLoad>& loads,
+                                        CaptureSum sum) {
   statements();
   for (size_t i = 0; i < loads.size(); ++i) {
-    if (loads[i].sum == CaptureSum::kRow) {
+    if (loads[i].sum == sum) {
       text_ += fmt::format("  add_row_to_gradient(sums.load{}[r], inside, {});\n", i,
                            gradient_place(program_.nodes[derivative.loads[i].load]));
     }
@@ -232,17 +233,6 @@ std::string Emitter::captured_key_body(const score::Derivative& derivative, cons
   for (size_t i = 0; i < loads.size(); ++i) {
     if (loads[i].sum == CaptureSum::kKey) {
       text_ += fmt::format("  sums.load{}[r] += {};\n", i, weighted(derivative.loads[i]));
-    }
-  }
-  return std::move(text_);
-}
-
-std::string Emitter::captured_keys_body(const score::Derivative& derivative, const std::vector<CaptureLoad>& loads) {
-  statements();
-  for (size_t i = 0; i < loads.size(); ++i) {
-    if (loads[i].sum == CaptureSum::kKey) {
-      text_ += fmt::format("  add_row_to_gradient(sums.load{}[r], inside, {});\n", i,
-                           gradient_place(program_.nodes[derivative.loads[i].load]));
     }
   }
   return std::move(text_);

@@ -64,19 +64,19 @@ class Emitter {
   // Statements that compute every node of a derivative, and those that give the score and set `derivative`.
   std::string derivative_body(ValueId d_score);
 
-  // Statements of a derivative that compute every node, and then, for the loads whose gradients are wanted:
-  // that add an element's gradient, or its share of a row's, and return its share of a diagonal's;
+  // Statements of a derivative that compute every node, followed by statements for the requested loads.
+  // captured_body: add a score's gradient to an element or to a row's sum; return its share of a diagonal's sum.
   std::string captured_body(const score::Derivative& derivative, const std::vector<CaptureLoad>& loads);
-  // that add a row's sums;
-  std::string captured_rows_body(const score::Derivative& derivative, const std::vector<CaptureLoad>& loads);
-  // that add an element's gradient to its key's, and the sums of a key;
+  // captured_key_body: add a score's gradient to the sum of its key.
   std::string captured_key_body(const score::Derivative& derivative, const std::vector<CaptureLoad>& loads);
-  std::string captured_keys_body(const score::Derivative& derivative, const std::vector<CaptureLoad>& loads);
-  // that add a diagonal's sum;
+  // captured_sums_body: add the sums of a row (kRow) or of a key (kKey) to the elements.
+  std::string captured_sums_body(const score::Derivative& derivative, const std::vector<CaptureLoad>& loads,
+                                 CaptureSum sum);
+  // diagonal_body: add the sum of a diagonal to its element.
   std::string diagonal_body(const score::Derivative& derivative, const std::vector<CaptureLoad>& loads);
-  // that return an element's gradient of the plane `load`;
+  // plane_body: return a score's gradient for an element of the plane `load`.
   std::string plane_body(const score::Derivative& derivative, const std::vector<CaptureLoad>& loads);
-  // that store the sum of one of its elements.
+  // store_plane_body: store the sum of an element of the plane `load`.
   std::string store_plane_body(const score::Derivative& derivative, const std::vector<CaptureLoad>& loads);
 
   // What the function of this part gives: the row's or the column's searches, or the query's or the key's values.

@@ -22,8 +22,9 @@ class CaptureGradients {
   Status accepts(const BackwardCall& call) const;
   // Device memory of its own for a call.
   int64_t workspace_bytes(const ForwardParams& params) const;
-  // Is the element of every score of a plane one that no other score has, so that threads may store their sums? Not if
-  // indices beyond the end of a dimension are clamped to its last element. The other captured tensors need exact sums.
+  // Whether the kernels store the sums of this captured tensor, as f32 numbers: it is a plane in which each element has
+  // one thread. That fails if indices beyond the end of a dimension are clamped to its last element. All other captured
+  // tensors need exact sums.
   bool stores(size_t capture, const BackwardCall& call) const;
   // Launches all that adds to the sums, which are cleared.
   Status launch(BackwardCall& call, CuPointer workspace) const;
