@@ -183,7 +183,7 @@ TEST_P(BackwardCompiles, ForTheOldestAndTheNewestArchitecture) {
     if (const std::vector<CaptureLoad> loads = capture_loads(problem, wants_gradient); !loads.empty()) {
       const Result<CaptureConfig> captures = choose_capture_config(problem, *config, loads);
       ASSERT_TRUE(captures.ok()) << captures.error().message;
-      sources.push_back(capture_source(problem, *captures, wants_gradient));
+      sources.push_back(*capture_sources(problem, *captures, loads, wants_gradient).portable);
       sources.push_back(postprocess_source(problem, architecture, true));
     }
     for (const KernelSource& source : sources) {
@@ -349,6 +349,45 @@ INSTANTIATE_TEST_SUITE_P(
         "d128 bf16 dropout=0.1 causal", "d64 bf16 dropout=0.1", "d128 bf16 cu_seqlens causal",
         "d128 bf16 mask_mod(ids: i32[?]) { %0 = load ids[q]; %1 = load ids[kv]; %2 = eq %0, %1; return %2 }",
         "d128 bf16 score_mod(t: f32[?]) { %0 = sub q, kv; %1 = load t[%0]; %2 = add score, %1; return %2 }"));
+
+class HopperCapturesCompile : public ::testing::TestWithParam<std::string> {};
+
+TEST_P(HopperCapturesCompile, WithoutSpillsOrSerialisedProducts) {
+  const Result<const Nvrtc*> nvrtc = Nvrtc::get();
+  ASSERT_TRUE(nvrtc.ok()) << nvrtc.error().message;
+  const Problem problem = problem_of("attn h2 s4096 lse residual " + GetParam());
+  const Result<BackwardConfig> config = choose_backward_config(problem, BackwardKind::kHopper, 90);
+  ASSERT_TRUE(config.ok()) << config.error().message;
+  const std::vector<bool> wants_gradient(problem.captures.size(), true);
+  const std::vector<CaptureLoad> loads = capture_loads(problem, wants_gradient);
+  const Result<CaptureConfig> captures = choose_capture_config(problem, *config, loads);
+  ASSERT_TRUE(captures.ok()) << captures.error().message;
+  const CaptureSources sources = capture_sources(problem, *captures, loads, wants_gradient);
+  EXPECT_TRUE(sources.queries || sources.keys || sources.planes);
+  EXPECT_FALSE(sources.portable);
+  for (const std::optional<KernelSource>& source : {sources.queries, sources.keys, sources.planes}) {
+    if (source) {
+      const Result<CompiledKernel> kernel = (*nvrtc)->compile(*source);
+      ASSERT_TRUE(kernel.ok()) << kernel.error().message;
+      EXPECT_EQ(kernel->log.find("setmaxnreg ignored"), std::string::npos) << kernel->log;
+      expect_spills_at_most(0, *kernel, source->name);
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Configurations, HopperCapturesCompile,
+    ::testing::Values(
+        "d128 bf16 score_mod(t: f32[?]) { %0 = sub q, kv; %1 = load t[%0]; %2 = add score, %1; return %2 }",
+        "d64 f16 causal score_mod(t: f32[?], u: f32[?]) { %0 = load t[kv]; %1 = add score, %0; %2 = load u[q]; %3 = "
+        "mul "
+        "%1, %2; return %3 }",
+        "d256 bf16 score_mod(t: f32[?]) { %0 = add q, kv; %1 = load t[%0]; %2 = add score, %1; return %2 }",
+        "dqk192 dv128 bf16 softcap=30 causal score_mod(t: bf16[?, ?]) { %0 = sub q, kv; %1 = load t[h, %0]; %2 = mul "
+        "score, %1; return %2 }",
+        "d128 bf16 dropout=0.1 window=1024 score_mod(t: bf16[?]) { %0 = load t[h]; %1 = mul score, %0; return %1 }",
+        "d128 bf16 causal score_mod(t: f32[?, ?, ?]) { %0 = load t[h, q, kv]; %1 = add score, %0; return %1 }",
+        "d256 f16 score_mod(t: f32[?, ?]) { %0 = load t[kv, q]; %1 = mul score, %0; return %1 }"));
 
 // The kernels before and after a main part, with both forms of the rows' statistics.
 TEST(BackwardFrame, CompilesAroundAnyMainPart) {

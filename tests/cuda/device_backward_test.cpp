@@ -145,6 +145,19 @@ INSTANTIATE_TEST_SUITE_P(
         "37; %3 = load t[%2]; %4 = add score, %3; return %4 }",
         "attn b2 h2 s150 d64 bf16 out=f32 lse score_mod(t: f32[2, ?]) { %0 = load t[b, q]; %1 = load t[b, kv]; %2 = "
         "mul %0, %1; %3 = add score, %2; return %3 }",
+        // The scores of rows after the end are large, too.
+        "attn h2 s150 d64 bf16 lse score_mod(t: f32[?]) { %0 = sub q, kv; %1 = load t[%0]; %2 = add %1, 150.0; %3 = "
+        "add score, %2; return %3 }",
+        "attn h2 s150 d64 f32 score_mod(t: f32[?]) { %0 = sub q, kv; %1 = load t[%0]; %2 = add %1, 150.0; %3 = "
+        "add score, %2; return %3 }",
+        "attn b2 hq4 hkv2 sq300 skv200 d128 bf16 lse causal score_mod(t: f32[?], u: f32[?, 500]) { %0 = load t[kv]; %1 "
+        "= sub q, kv; %2 = add %1, 200; %3 = load u[h, %2]; %4 = add score, %0; %5 = add %4, %3; return %5 }",
+        "attn b2 h3 sq200 skv333 d256 f16 lse score_mod(t: f16[?, ?]) { %0 = load t[h, kv]; %1 = mul score, %0; return "
+        "%1 }",
+        "attn h2 s333 dqk192 dv128 bf16 lse window=100 score_mod(t: f32[?], u: f32[2]) { %0 = sub q, kv; %1 = abs %0; "
+        "%2 = load t[%1]; %3 = add score, %2; %4 = load u[h]; %5 = mul %3, %4; return %5 }",
+        "attn h2 s260 d96 bf16 lse softcap=5 dropout=0.2 score_mod(t: f32[37], u: f32[?]) { %0 = mul q, 5; %1 = add "
+        "%0, kv; %2 = rem %1, 37; %3 = load t[%2]; %4 = load u[kv]; %5 = mul %3, %4; %6 = add score, %5; return %6 }",
         // A row masked by a large constant, whose scores end in a product.
         "attn h2 s130 d64 f32 score_mod(t: f32[]) { %0 = eq q, 3; %1 = select %0, -2.3819763e+38, score; %2 = load "
         "t[]; "

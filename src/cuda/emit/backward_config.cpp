@@ -226,11 +226,17 @@ int64_t sm90_shared_bytes(const Sm90BackwardKernel& kernel) {
   const ForwardConfig& config = kernel.config;
   const int64_t qk_row = 2 * round_up(config.head_dim_padded, 64);
   const int64_t v_row = 2 * round_up(config.value_dim_padded, 64);
+  if (kernel.planes) {  // rows are loaded with each column tile
+    constexpr int64_t kStageBookkeeping = 32;
+    const int64_t stage = (config.q_tile + config.kv_tile) * (qk_row + v_row) + kStageBookkeeping;
+    return config.stages * stage + kSm90Bookkeeping;
+  }
   // d_s, and parts of d_q, two of each.
   const int64_t fused = kernel.fused ? 2 * 2 * config.q_tile * config.kv_tile + 2 * 4 * 64 * 64 : 0;
-  return config.q_tile * (qk_row + (kernel.sums_second ? v_row : 0)) +
+  const bool reads_v = kernel.sums_second || kernel.captures;
+  return config.q_tile * (qk_row + (reads_v ? v_row : 0)) +
          config.kv_tile * (config.stages * (qk_row + kStatisticBytes) + kernel.v_stages * v_row) + fused +
-         kSm90Bookkeeping;
+         (kernel.diagonals ? diagonal_bytes(config) : 0) + kSm90Bookkeeping;
 }
 
 // Chooses as many stages as fit. Those of q and k are in use for longer, and are added first.
@@ -249,24 +255,35 @@ void choose_sm90_stages(Sm90BackwardKernel& kernel) {
     grows = add(kernel.config.stages);
     grows |= add(kernel.v_stages);
   }
+  if (kernel.planes) {
+    kernel.v_stages = kernel.config.stages;
+  }
   kernel.config.shared_bytes = sm90_shared_bytes(kernel);
 }
 
 // Two warpgroups of 64 rows each. Narrow heads leave enough registers for wide tiles, unless a program needs them.
+// Kernels for captured tensors whose rows are queries need fewer registers: three warpgroups, if shared memory holds
+// their rows.
 Sm90BackwardKernel sm90_kernel(const Problem& problem, Sm90BackwardKernel kernel) {
-  constexpr int kConsumers = 2;
   constexpr int kNarrow = 64;
+  const bool has_room = std::max(problem.head_dim, problem.value_dim) <= kMostColumns;
+  const int consumers = kernel.captures && !kernel.rows_are_keys && !kernel.planes && has_room ? 3 : 2;
   ForwardConfig& config = kernel.config;
   config = common_config(problem);
   config.kind = KernelKind::kHopper;
   config.architecture = kHopper;
-  config.q_tile = 64 * kConsumers;
-  config.threads = 128 * (kConsumers + 1);
+  config.q_tile = 64 * consumers;
+  config.threads = 128 * (consumers + 1);
   const bool narrow = std::max(config.head_dim_padded, config.value_dim_padded) <= kNarrow;
   const bool wide_tiles = kernel.fused ? !config.dropout : !problem.score_mod && !config.dropout;
-  config.kv_tile = narrow && kernel.rows_are_keys && wide_tiles ? 128 : 64;
-  config.producer_registers = kernel.fused ? 24 : config.scout_loads ? 56 : 40;
-  config.consumer_registers = kernel.fused ? 240 : config.scout_loads ? 224 : 232;
+  config.kv_tile = narrow && kernel.rows_are_keys && wide_tiles && !kernel.captures ? 128 : 64;
+  if (consumers == 3) {
+    config.producer_registers = 32;
+    config.consumer_registers = 160;
+  } else {
+    config.producer_registers = kernel.fused ? 24 : config.scout_loads ? 56 : 40;
+    config.consumer_registers = kernel.fused ? 240 : config.scout_loads ? 224 : 232;
+  }
   choose_sm90_stages(kernel);
   return kernel;
 }
@@ -416,6 +433,18 @@ Result<BackwardConfig> choose_backward_config(const Problem& problem, BackwardKi
   return BackwardConfig(config);
 }
 
+namespace {
+
+// Loops that search need scores in local memory, where products cannot write them.
+bool searches(const Problem& problem) {
+  const auto in = [](const std::optional<Program>& program) {
+    return program && std::ranges::find(program->nodes, Op::k_search, &Node::op) != program->nodes.end();
+  };
+  return in(problem.score_mod) || in(problem.mask_mod);
+}
+
+}  // namespace
+
 Result<CaptureConfig> choose_capture_config(const Problem& problem, const BackwardConfig& main,
                                             const std::vector<CaptureLoad>& loads) {
   const bool has_tiles = std::visit([](const auto& family) { return has_row_tiles(family); }, main);
@@ -429,6 +458,14 @@ Result<CaptureConfig> choose_capture_config(const Problem& problem, const Backwa
   config.config.architecture = std::visit([](const auto& family) { return architecture_of(family); }, main);
   const bool has_diagonal = std::ranges::find(loads, CaptureSum::kDiagonal, &CaptureLoad::sum) != loads.end();
   FLASHLIFT_RETURN_IF_ERROR(choose_query_tiles(has_diagonal ? diagonal_bytes : nothing_more, config.config));
+  if (std::holds_alternative<Sm90Backward>(main) && problem.d_out_dtype() == problem.dtype && !searches(problem)) {
+    config.queries = sm90_kernel(
+        problem, {.config = {}, .has_fallback = config.has_fallback, .captures = true, .diagonals = has_diagonal});
+    config.keys = sm90_kernel(
+        problem, {.config = {}, .rows_are_keys = true, .has_fallback = config.has_fallback, .captures = true});
+    config.planes =
+        sm90_kernel(problem, {.config = {}, .has_fallback = config.has_fallback, .captures = true, .planes = true});
+  }
   return config;
 }
 
@@ -454,6 +491,12 @@ std::vector<std::string> definitions(const CaptureConfig& config) {
   return list;
 }
 
+std::vector<std::string> definitions(const CaptureConfig& config, const Sm90BackwardKernel& kernel) {
+  std::vector<std::string> list = definitions(kernel);
+  list.push_back(fmt::format("-DFL_ROW_TILES={:d}", config.row_tiles));
+  return list;
+}
+
 std::vector<std::string> key_definitions(const Sm80Backward& config) {
   return with(definitions(config.keys), config.keys, config.chunks);
 }
@@ -467,6 +510,7 @@ std::vector<std::string> definitions(const Sm90BackwardKernel& kernel) {
   list.push_back(fmt::format("-DFL_FUSED={:d}", kernel.fused));
   list.push_back(fmt::format("-DFL_HAS_FALLBACK={:d}", kernel.has_fallback));
   list.push_back(fmt::format("-DFL_REPEATS={:d}", kernel.repeats));
+  list.push_back(fmt::format("-DFL_CAPTURES={:d}", kernel.captures));
   return list;
 }
 

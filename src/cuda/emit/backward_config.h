@@ -44,6 +44,10 @@ struct Sm90BackwardKernel {
   bool fused = false;        // rows are keys, and d_q is computed, too
   bool has_fallback = false;
   bool repeats = false;  // repeats the tiles that the fused kernel could not compute
+  // Sums for gradients of captured tensors in place of all these; along diagonals, too.
+  bool captures = false;
+  bool diagonals = false;
+  bool planes = false;  // sums for planes only (kernels/sm90/backward_planes.cu)
 };
 
 struct Sm90Backward {
@@ -81,7 +85,12 @@ Result<BackwardConfig> choose_backward_config(const Problem& problem, BackwardKi
 // The kernels for gradients of captured tensors (kernels/sm80/backward_captures.cu), which run after those of a main
 // part.
 struct CaptureConfig {
-  ForwardConfig config;     // q_tile rows a block, kv_tile columns at a time
+  // The portable kernels: q_tile rows a block, kv_tile columns at a time.
+  ForwardConfig config;
+  // Hopper's kernels, which replace the portable ones: all or none.
+  std::optional<Sm90BackwardKernel> queries;
+  std::optional<Sm90BackwardKernel> keys;
+  std::optional<Sm90BackwardKernel> planes;
   bool makes_rows = false;  // computes the rows' statistics from the scores
   bool row_tiles = false;   // reads those of the preprocess
   // Whether only the values of a call decide if the preprocess's statistics suit it, as for the main part's fallback.
@@ -100,6 +109,8 @@ std::vector<std::string> definitions(const Sm80FusedKernel& kernel);
 std::vector<std::string> query_definitions(const Sm80Backward& config);
 std::vector<std::string> key_definitions(const Sm80Backward& config);
 std::vector<std::string> definitions(const CaptureConfig& config);
+// kernel: one of Hopper's in the configuration.
+std::vector<std::string> definitions(const CaptureConfig& config, const Sm90BackwardKernel& kernel);
 std::vector<std::string> definitions(const Sm90BackwardKernel& kernel);
 // The number of threads that share a row of the output in the preprocess.
 int row_threads(const Problem& problem);

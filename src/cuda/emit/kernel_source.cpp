@@ -117,12 +117,38 @@ Sm80BackwardSources backward_sources(const Problem& problem, const Sm80Backward&
           .keys = source("cuda/kernels/sm80/backward_keys.cu", key_definitions(config))};
 }
 
-KernelSource capture_source(const Problem& problem, const CaptureConfig& config,
-                            const std::vector<bool>& wants_gradient) {
-  Headers generated = {{"program.cuh", emit_programs(problem)},
-                       {"gradient.cuh", emit_gradient(problem, wants_gradient)}};
-  return source_of("cuda/kernels/sm80/backward_captures.cu", std::move(generated), definitions(config),
-                   config.config.architecture);
+CaptureSources capture_sources(const Problem& problem, const CaptureConfig& config,
+                               const std::vector<CaptureLoad>& loads, const std::vector<bool>& wants_gradient) {
+  const auto count = [&](CaptureSum sum) { return std::ranges::count(loads, sum, &CaptureLoad::sum); };
+  const bool planes = count(CaptureSum::kPlane) > 0;
+  const bool keys = count(CaptureSum::kKey) > 0;
+  const bool queries = std::ssize(loads) > count(CaptureSum::kPlane) + count(CaptureSum::kKey);
+  const Headers generated = {{"program.cuh", emit_programs(problem)},
+                             {"gradient.cuh", emit_gradient(problem, wants_gradient)}};
+  const auto hopper = [&](const Sm90BackwardKernel& kernel) {
+    Headers headers = generated;
+    headers.emplace_back("wgmma.cuh", emit_backward_wgmma(kernel));
+    const char* name =
+        kernel.planes ? "cuda/kernels/sm90/backward_planes.cu" : "cuda/kernels/sm90/backward_captures.cu";
+    KernelSource source = source_of(name, std::move(headers), definitions(config, kernel), kernel.config.architecture);
+    source.architecture_specific = true;
+    return source;
+  };
+  CaptureSources sources;
+  if (config.queries && (queries || config.makes_rows)) {
+    sources.queries = hopper(*config.queries);
+  }
+  if (config.keys && keys) {
+    sources.keys = hopper(*config.keys);
+  }
+  if (config.planes && planes) {
+    sources.planes = hopper(*config.planes);
+  }
+  if (!config.queries) {
+    sources.portable =
+        source_of("cuda/kernels/sm80/backward_captures.cu", generated, definitions(config), config.config.architecture);
+  }
+  return sources;
 }
 
 KernelSource backward_source(const Problem& problem, const Sm80FusedKernel& kernel) {
@@ -161,7 +187,12 @@ Result<std::vector<KernelSource>> all_backward_sources(const Problem& problem, c
   std::visit([&](const auto& family) { add_main_sources(problem, family, sources); }, config);
   if (const std::vector<CaptureLoad> loads = capture_loads(problem, wants_gradient); !loads.empty()) {
     FLASHLIFT_ASSIGN_OR_RETURN(const CaptureConfig captures, choose_capture_config(problem, config, loads));
-    sources.push_back(capture_source(problem, captures, wants_gradient));
+    CaptureSources parts = capture_sources(problem, captures, loads, wants_gradient);
+    for (std::optional<KernelSource>* source : {&parts.portable, &parts.queries, &parts.keys, &parts.planes}) {
+      if (*source) {
+        sources.push_back(std::move(**source));
+      }
+    }
   }
   if (problem.sinks > 0 || std::ranges::find(wants_gradient, true) != wants_gradient.end()) {
     sources.push_back(postprocess_source(problem, architecture, row_tiles));

@@ -1,6 +1,7 @@
 // The complete input of one kernel's compilation.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -33,10 +34,18 @@ Sm80BackwardSources backward_sources(const Problem& problem, const Sm80Backward&
 KernelSource backward_source(const Problem& problem, const Sm80FusedKernel& kernel);
 KernelSource backward_source(const Problem& problem, const Sm90BackwardKernel& kernel);
 
-// Of the gradients of captured tensors. `config`: of choose_capture_config(). wants_gradient: of which captured tensors
-// (in the order of problem.captures).
-KernelSource capture_source(const Problem& problem, const CaptureConfig& config,
-                            const std::vector<bool>& wants_gradient);
+// Of the gradients of captured tensors: the portable kernels, or Hopper's for tiles of queries, of keys and of planes.
+// Those with nothing to do are missing.
+struct CaptureSources {
+  std::optional<KernelSource> portable;
+  std::optional<KernelSource> queries;
+  std::optional<KernelSource> keys;
+  std::optional<KernelSource> planes;
+};
+// `config`: of choose_capture_config(), for these loads. wants_gradient: of which captured tensors (in the order of
+// problem.captures).
+CaptureSources capture_sources(const Problem& problem, const CaptureConfig& config,
+                               const std::vector<CaptureLoad>& loads, const std::vector<bool>& wants_gradient);
 
 // What runs before and behind a main part, for any that wants rows' statistics in tiles, or does not.
 KernelSource preprocess_source(const Problem& problem, int architecture, bool row_tiles);

@@ -285,6 +285,8 @@ std::string emit_capture_gradients(const Problem& problem, const score::Derivati
   for (size_t i = 0; i < loads.size(); ++i) {
     if (loads[i].sum == CaptureSum::kRow || loads[i].sum == CaptureSum::kKey) {
       text += fmt::format("  float load{}[2];\n", i);
+    } else if (loads[i].sum == CaptureSum::kElement) {
+      text += fmt::format("  ElementSum element{}[2];\n", i);
     }
   }
   text += fmt::format("}};\n{} void add_captured_key(float ds, {}, GradientSums& sums, int r) {{\n{}{}}}\n\n",
@@ -299,8 +301,24 @@ std::string emit_capture_gradients(const Problem& problem, const score::Derivati
       "{} void add_captured_rows(const GradientSums& sums, int r, int b, int h, int q, bool inside, const "
       "ForwardParams& params, const CaptureGradient* gradients) {{\n{}}}\n\n",
       kFunction, Emitter(problem, body, Part::kRow).captured_sums_body(derivative, loads, CaptureSum::kRow));
-  text += fmt::format("{} void add_diagonal(float sum, {}) {{\n{}{}}}\n\n", kFunction, place, begin_place,
-                      whole().diagonal_body(derivative, loads));
+  text += fmt::format("{} void add_captured_elements(GradientSums& sums, const CaptureGradient* gradients) {{\n",
+                      kFunction);
+  for (size_t i = 0; i < loads.size(); ++i) {
+    for (int r = 0; r < 2 && loads[i].sum == CaptureSum::kElement; ++r) {
+      text += fmt::format("  flush_warp(sums.element{}[{}], gradients[{}]);\n", i, r, loads[i].capture);
+    }
+  }
+  text += "}\n\n";
+  text += fmt::format("{} void add_diagonal(float sum, ElementSum& element, {}) {{\n{}{}}}\n\n", kFunction, place,
+                      begin_place, whole().diagonal_body(derivative, loads));
+  text +=
+      fmt::format("{} void finish_diagonals(ElementSum& element, const CaptureGradient* gradients) {{\n", kFunction);
+  for (const CaptureLoad& load : loads) {
+    if (load.sum == CaptureSum::kDiagonal) {
+      text += fmt::format("  flush_warp(element, gradients[{}]);\n", load.capture);
+    }
+  }
+  text += "}\n\n";
   text += fmt::format("{} float plane_gradient(int load, float ds, {}) {{\n{}{}}}\n\n", kFunction, at, begin,
                       whole().plane_body(derivative, loads));
   text += fmt::format("{} void store_plane(int load, float value, {}) {{\n{}{}}}\n\n", kFunction, place, begin_place,

@@ -184,6 +184,10 @@ std::string Emitter::derivative_body(ValueId d_score) {
 }
 
 std::string Emitter::weighted(const score::LoadDerivative& load) const {
+  const Node& weight = program_.nodes[load.weight];
+  if (weight.op == Op::k_constant && std::bit_cast<float>(static_cast<uint32_t>(weight.payload)) == 1.0f) {
+    return "ds";
+  }
   // A masked element's weight may be infinite.
   return fmt::format("ds != 0.0f ? ds * v{} : 0.0f", load.weight);
 }
@@ -206,7 +210,7 @@ std::string Emitter::captured_body(const score::Derivative& derivative, const st
         diagonal = value;
         break;
       case CaptureSum::kElement:
-        text_ += fmt::format("  add_to_gradient({}, {});\n", value, place);
+        text_ += fmt::format("  add_to_element(sums.element{}[r], {}, {});\n", i, value, place);
         break;
       case CaptureSum::kKey:
       case CaptureSum::kPlane:
@@ -242,7 +246,8 @@ std::string Emitter::diagonal_body(const score::Derivative& derivative, const st
   statements();
   for (size_t i = 0; i < loads.size(); ++i) {
     if (loads[i].sum == CaptureSum::kDiagonal) {
-      text_ += fmt::format("  add_to_gradient(sum, {});\n", gradient_place(program_.nodes[derivative.loads[i].load]));
+      text_ += fmt::format("  add_to_element(element, sum, {});\n",
+                           gradient_place(program_.nodes[derivative.loads[i].load]));
     }
   }
   return std::move(text_);

@@ -137,9 +137,14 @@ std::string emit_backward_wgmma(const Sm90BackwardKernel& kernel) {
   const ForwardConfig& config = kernel.config;
   const char* type = type_name(config);
   const int rows = config.kv_tile;  // of a sum
-  std::string text = emit_scores("wgmma_qk", config.kv_tile, config.head_dim_padded, type, !kernel.fused) +
-                     emit_scores("wgmma_dp", config.kv_tile, config.value_dim_padded, type, !kernel.fused) +
-                     emit_sum(config.head_dim_padded, rows, type);
+  // Whether s and d_p share registers.
+  const bool shares = !kernel.fused && !kernel.captures;
+  std::string text = emit_scores("wgmma_qk", config.kv_tile, config.head_dim_padded, type, shares) +
+                     emit_scores("wgmma_dp", config.kv_tile, config.value_dim_padded, type, shares);
+  if (kernel.captures) {
+    return header(text);
+  }
+  text += emit_sum(config.head_dim_padded, rows, type);
   if (config.value_dim_padded != config.head_dim_padded) {
     text += emit_sum(config.value_dim_padded, rows, type);
   }

@@ -15,11 +15,12 @@ struct CaptureGradient {
   long long strides[8];  // in elements
 };
 
-// A load of a captured tensor at positions that are queries and keys themselves (see backward_captures.cu).
+// A load of a captured tensor at positions that are queries and keys themselves (see sm80/backward_captures.cu).
 struct PlaneLoad {
   int load;     // among those of the generated code
   int batches;  // that have elements of their own: all or 1
   int heads;
+  int key_tiles;  // of a block of Hopper's kernel
 };
 
 // The statistics of a row in the backward pass: p = e^(score - shift) * factor, d_score = p * (d_p - delta).

@@ -35,6 +35,46 @@ __device__ __forceinline__ void add_row_to_gradient(float sum, bool inside, cons
   }
 }
 
+// A thread's gradients of one element after the other. Neighbouring scores, or diagonals, often read the same element,
+// such as the bias of a block or of a bucket of distances: their sum stays in a register.
+struct ElementSum {
+  long long offset;  // the element
+  float sum;
+};
+
+__device__ __forceinline__ void flush(ElementSum& element, const CaptureGradient& gradient) {
+  if (element.sum != 0.0f) {
+    add_exactly(static_cast<unsigned long long*>(gradient.sums) + element.offset * kExactWords, element.sum);
+  }
+  element.sum = 0.0f;
+}
+
+template <typename... Indices>
+__device__ __forceinline__ void add_to_element(ElementSum& element, float value, const CaptureGradient& gradient,
+                                               Indices... indices) {
+  if (value == 0.0f) {
+    return;
+  }
+  const long long offset = gradient_offset(gradient, indices...);
+  if (offset != element.offset) {
+    flush(element, gradient);
+    element.offset = offset;
+  }
+  element.sum += value;
+}
+
+// At the end. All threads of a warp must call it: if all have the same element, one adds for all.
+__device__ __forceinline__ void flush_warp(ElementSum& element, const CaptureGradient& gradient) {
+  if (__all_sync(0xffffffff, element.offset == __shfl_sync(0xffffffff, element.offset, 0))) {
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) {
+      element.sum += __shfl_xor_sync(0xffffffff, element.sum, step);
+    }
+    element.sum = threadIdx.x % 32 == 0 ? element.sum : 0.0f;
+  }
+  flush(element, gradient);
+}
+
 // Of an element that no other thread has, unless the sums are exact.
 template <typename... Indices>
 __device__ __forceinline__ void store_gradient(float value, const CaptureGradient& gradient, Indices... indices) {

@@ -6,80 +6,13 @@
 // - Loads that read one element for all queries of a head: a block processes a tile of keys and the queries that see them.
 // - Planes, where the indices of the load have both the query and the key: a block processes a tile of the plane and all
 //   heads that share its elements, so that each element has one thread.
+#include "cuda/kernels/common/diagonals.cuh"
 #include "cuda/kernels/sm80/backward_rows.cuh"
 #include "cuda/kernels/sm80/key_walk.cuh"
 
 namespace flashlift::cuda {
 
 #if FL_QUERY_GRADIENTS
-
-#if FL_DIAGONAL_GRADIENTS
-namespace {
-
-// Sums along diagonals of a block's scores, where a load depends on the distance of query and key only. Each diagonal has
-// one thread, which keeps the sum in a register until the key tiles leave the diagonal.
-class Diagonals {
- public:
-  // Of the block's scores in shared memory: a warp's rows 8 to 15 are added to its rows 0 to 7, 8 columns before.
-  static constexpr int kRow = FL_BLOCK_N + 8;
-  static constexpr int kRows = FL_BLOCK_M / 2;
-
-  __device__ __forceinline__ Diagonals(const ForwardParams& params, const BackwardParams& backward,
-                                       const QueryTile& tile, float* sums)
-      : params_(params), backward_(backward), tile_(tile), sums_(sums) {}
-
-  // Adds a thread's gradients of the key tile that begins with kv.
-  __device__ __forceinline__ void add(const TileValues& values, int kv) {
-    static_assert(kThreads >= FL_BLOCK_M + FL_BLOCK_N - 1 && (kThreads & (kThreads - 1)) == 0,
-                  "each diagonal needs a thread of its own");
-    const int lane = static_cast<int>(threadIdx.x) % 32;
-    float* const row = sums_ + (static_cast<int>(threadIdx.x) / 32 * 8 + lane / 4) * kRow + lane % 4 * 2;
-#pragma unroll
-    for (int j = 0; j <= FL_BLOCK_N / 8; ++j) {  // columns 8j - 8 and 8j - 7 of the upper row
-#pragma unroll
-      for (int c = 0; c < 2; ++c) {
-        const float upper = j > 0 ? values[4 * j - 4 + c] : 0.0f;
-        const float lower = j < FL_BLOCK_N / 8 ? values[4 * j + 2 + c] : 0.0f;
-        row[8 * j + c] = upper + lower;
-      }
-    }
-    __syncthreads();
-    const int base = kv - tile_.row;  // of the first column from the first row
-    const int lowest = base - (FL_BLOCK_M - 1);
-    const int distance = lowest + ((static_cast<int>(threadIdx.x) - lowest) & (kThreads - 1));
-    if (distance >= base + FL_BLOCK_N) {
-      return;
-    }
-    if (distance != distance_) {
-      flush();
-      distance_ = distance;
-    }
-    const int first_column = distance - base + 8;  // in the first row; may lie outside
-#pragma unroll 8
-    for (int i = 0; i < kRows; ++i) {
-      const int column = first_column + i / 8 * 16 + i % 8;
-      sum_ += column >= 0 && column < kRow ? sums_[i * kRow + column] : 0.0f;
-    }
-  }
-
-  __device__ __forceinline__ void flush() {
-    if (sum_ != 0.0f) {
-      add_diagonal(sum_, tile_.b, tile_.h, max(-distance_, 0), max(distance_, 0), params_, backward_.gradients);
-    }
-    sum_ = 0.0f;
-  }
-
- private:
-  const ForwardParams& params_;
-  const BackwardParams& backward_;
-  const QueryTile& tile_;
-  float* const sums_;
-  int distance_ = 0;
-  float sum_ = 0.0f;
-};
-
-}  // namespace
-#endif
 
 extern "C" __global__ void __launch_bounds__(kThreads, kThreads > 128 ? 1 : 2)
     flashlift_query_gradients(const __grid_constant__ ForwardParams params,
@@ -94,7 +27,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, kThreads > 128 ? 1 : 2)
   const Visits found = find_visits(params, tile);
   GradientSums sums{};
 #if FL_DIAGONAL_GRADIENTS
-  Diagonals diagonals(params, backward, tile, shared.p + kPElements);
+  Diagonals<FL_BLOCK_M, kThreads> diagonals(params, backward, rows_place.b, rows_place.h, tile.row, shared.p + kPElements);
 #endif
   for_each_tile(params, backward, tile, found, shared,
                 [&](TileValues& s, TileValues& dp, int kv, bool partial, InputElement*) {
@@ -110,12 +43,13 @@ extern "C" __global__ void __launch_bounds__(kThreads, kThreads > 128 ? 1 : 2)
                                                          i / 2 % 2);
                       });
 #if FL_DIAGONAL_GRADIENTS
-                  diagonals.add(of_diagonal, kv);
+                  diagonals.add(of_diagonal, kv, [] { __syncthreads(); });
 #endif
                 });
 #if FL_DIAGONAL_GRADIENTS
-  diagonals.flush();
+  diagonals.finish();
 #endif
+  add_captured_elements(sums, backward.gradients);
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const int q = rows_place.rows[r];

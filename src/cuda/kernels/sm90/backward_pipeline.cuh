@@ -6,7 +6,8 @@
 // In one kernel, the rows are queries (Q and d_out) and the columns are keys (K and V); in the others it is the other
 // way round (FL_ROWS_ARE_KEYS). "qk" tiles have the width of Q and K, "v" tiles that of V and d_out.
 //
-// FL_SUMS_FIRST, FL_SUMS_SECOND: which sums over columns the kernel makes (backward_consumer.cuh).
+// FL_SUMS_FIRST, FL_SUMS_SECOND: which sums over columns the kernel makes (backward_consumer.cuh). FL_CAPTURES: it makes
+// none of these, but sums for gradients of captured tensors (backward_captures.cu).
 #pragma once
 
 #include "cuda/kernels/common/key_tiles.cuh"
@@ -36,8 +37,10 @@ constexpr u32 kRowVBytes = kVBoxes * kRowBoxBytes;
 constexpr u32 kColumnBoxBytes = FL_BLOCK_N * 128;
 constexpr u32 kColumnQkBytes = kQkBoxes * kColumnBoxBytes;
 constexpr u32 kColumnVBytes = kVBoxes * kColumnBoxBytes;
-constexpr u32 kBlockVBytes = FL_SUMS_SECOND ? kConsumers * kRowVBytes : 0;           // d_p alone asks for them
-constexpr u32 kStatisticsBytes = kRowsAreKeys ? FL_BLOCK_N * 2 * sizeof(float) : 0;  // columns' lse, and their deltas
+constexpr bool kComputesDp = FL_SUMS_SECOND || FL_CAPTURES;
+constexpr u32 kBlockVBytes = kComputesDp ? kConsumers * kRowVBytes : 0;  // d_p alone asks for them
+// The columns' lse, and their deltas.
+constexpr u32 kStatisticsBytes = kRowsAreKeys && !FL_CAPTURES ? FL_BLOCK_N * 2 * sizeof(float) : 0;
 static_assert(FL_BLOCK_N % kBoxRows == 0, "column tiles of whole boxes");
 
 // The producer's message to the consumers about a column tile.
@@ -75,6 +78,9 @@ enum VisitField { kVisitTile, kVisitBefore, kVisitFlags, kVisitKeys, kVisitField
 constexpr bool kStoresFinal =
     FL_FUSED && !kPartsOfQueries && FL_HEAD_DIM % 8 == 0 && !(FL_HAS_MASK_MOD && FL_MASK_SEARCHES);
 constexpr int kNoKeys = -1;  // instead of a key tile's number: no work is left
+// The scores whose diagonals a warpgroup sums (common/diagonals.cuh).
+constexpr u32 kDiagonalBytes =
+    FL_CAPTURES && !kRowsAreKeys && FL_DIAGONAL_GRADIENTS ? 64 / 2 * (FL_BLOCK_N + 8) * sizeof(float) : 0;
 
 struct SharedLayout {
   u32 rows_qk;
@@ -91,6 +97,7 @@ struct SharedLayout {
   u32 parts, parts_full, parts_empty;
   u32 visits;    // kVisitFieldCount ints each
   u32 key_tile;  // an int: the number of the block's key tile, or kNoKeys
+  u32 diagonals;  // of each consumer
 };
 
 __device__ __forceinline__ SharedLayout shared_layout(u32 base) {
@@ -101,7 +108,8 @@ __device__ __forceinline__ SharedLayout shared_layout(u32 base) {
   layout.parts = layout.gradients + kGradientStages * kGradientBytes;
   layout.columns_qk = layout.parts + kPartStages * kPartBytes;
   layout.columns_v = layout.columns_qk + kQkStages * kColumnQkBytes;
-  layout.statistics = layout.columns_v + kVStages * kColumnVBytes;
+  layout.diagonals = layout.columns_v + kVStages * kColumnVBytes;
+  layout.statistics = layout.diagonals + kConsumers * kDiagonalBytes;
   layout.rows_full = layout.statistics + kQkStages * kStatisticsBytes;
   layout.qk_full = layout.rows_full + 8;
   layout.qk_empty = layout.qk_full + 8 * kQkStages;
@@ -122,7 +130,8 @@ __device__ __forceinline__ SharedLayout shared_layout(u32 base) {
 constexpr u32 kSharedBytes = kConsumers * kRowQkBytes + kBlockVBytes +
                              kQkStages * (kColumnQkBytes + kStatisticsBytes + 16 + 4 * kFieldCount) +
                              kVStages * (kColumnVBytes + 16) + 24 + kGradientStages * (kGradientBytes + 16) +
-                             kPartStages * (kPartBytes + 16) + 4 * kVisitFieldCount * kVisitStages + 12;
+                             kPartStages * (kPartBytes + 16) + 4 * kVisitFieldCount * kVisitStages + 12 +
+                             kConsumers * kDiagonalBytes;
 static_assert(kSharedBytes <= FL_SHARED_BYTES, "the host reserves less shared memory than the kernel uses");
 
 // Position in a ring of stages: the stage and, above it, the phase. One register.

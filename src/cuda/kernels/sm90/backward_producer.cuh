@@ -216,7 +216,7 @@ struct Producer {
     const int head = kRowsAreKeys ? kv_head : h;
     barrier_arrive_expect(shared.rows_full, kConsumers * kRowQkBytes + kBlockVBytes);
     load_row_boxes<kQkBoxes>(shared.rows_qk, kRowsAreKeys ? params.k_map : params.q_map, shared.rows_full, first, head);
-    load_row_boxes<FL_SUMS_SECOND ? kVBoxes : 0>(shared.rows_v, kRowsAreKeys ? params.v_map : d_out_map,
+    load_row_boxes<kComputesDp ? kVBoxes : 0>(shared.rows_v, kRowsAreKeys ? params.v_map : d_out_map,
                                                  shared.rows_full, first, head);
   }
 #endif
@@ -318,7 +318,7 @@ struct Producer {
       barrier_arrive_expect(barrier, kColumnQkBytes + kStatisticsBytes);
       load_column_boxes<kQkBoxes>(shared.columns_qk + rings.qk.stage() * kColumnQkBytes,
                                   kRowsAreKeys ? params.q_map : params.k_map, barrier, tile.first, head);
-      if (kRowsAreKeys) {
+      if (kStatisticsBytes > 0) {
         load_bytes(shared.statistics + rings.qk.stage() * kStatisticsBytes,
                    row_statistics(params, tiles, b, tile.h, tile.first), kStatisticsBytes, barrier);
       }

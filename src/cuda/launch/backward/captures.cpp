@@ -1,13 +1,31 @@
 #include "cuda/launch/backward/captures.h"
 
 #include <algorithm>
+#include <future>
 #include <utility>
 
 #include "cuda/emit/backward_config.h"
 #include "cuda/launch/backward/launch.h"
+#include "cuda/launch/backward/tensor_maps.h"
 #include "support/error.h"
 
 namespace flashlift::cuda {
+
+namespace {
+
+int64_t query_tiles(const ForwardConfig& config, const ForwardParams& params) {
+  return divide_up(params.q_len, config.q_tile);
+}
+
+int64_t key_blocks(const ForwardConfig& config, const ForwardParams& params) {
+  return divide_up(params.kv_len, config.q_tile) * params.batch * params.kv_heads;
+}
+
+Grid grid_of(const ForwardConfig& config, int64_t blocks) {
+  return {.x = static_cast<unsigned>(blocks), .threads = config.threads, .shared_bytes = config.shared_bytes};
+}
+
+}  // namespace
 
 Result<std::unique_ptr<const CaptureGradients>> CaptureGradients::compile(const Problem& problem, const Device& device,
                                                                           const BackwardConfig& main,
@@ -20,43 +38,73 @@ Result<std::unique_ptr<const CaptureGradients>> CaptureGradients::compile(const 
   }
   FLASHLIFT_ASSIGN_OR_RETURN(gradients->config_, choose_capture_config(problem, main, loads));
   const CaptureConfig& config = gradients->config_;
-  FLASHLIFT_ASSIGN_OR_RETURN(gradients->library_,
-                             LoadedLibrary::compile(capture_source(problem, config, wants_gradient), compile_kernel));
-  const auto find = [&](const char* name, bool runs, CuKernel& kernel) -> Status {
-    if (runs) {
-      FLASHLIFT_ASSIGN_OR_RETURN(kernel, gradients->library_->kernel(name, device.handle, config.config.shared_bytes));
-    }
+  const CaptureSources sources = capture_sources(problem, config, loads, wants_gradient);
+  const auto begin = [&](const std::optional<KernelSource>& source, Library& library) {
+    return std::async([&]() -> Status {
+      if (source) {
+        FLASHLIFT_ASSIGN_OR_RETURN(library, LoadedLibrary::compile(*source, compile_kernel));
+      }
+      return {};
+    });
+  };
+  std::future<Status> portable = begin(sources.portable, gradients->portable_);
+  std::future<Status> hopper_queries = begin(sources.queries, gradients->hopper_queries_);
+  std::future<Status> hopper_keys = begin(sources.keys, gradients->hopper_keys_);
+  std::future<Status> hopper_planes = begin(sources.planes, gradients->hopper_planes_);
+  FLASHLIFT_RETURN_IF_ERROR(portable.get());
+  FLASHLIFT_RETURN_IF_ERROR(hopper_queries.get());
+  FLASHLIFT_RETURN_IF_ERROR(hopper_keys.get());
+  FLASHLIFT_RETURN_IF_ERROR(hopper_planes.get());
+  gradients->multiprocessors_ = device.multiprocessors;
+  const auto find = [&](const char* name, const Library& library, const ForwardConfig& with,
+                        CuKernel& kernel) -> Status {
+    FLASHLIFT_ASSIGN_OR_RETURN(kernel, library->kernel(name, device.handle, with.shared_bytes));
     return {};
   };
   const auto count = [&](CaptureSum sum) { return std::ranges::count(loads, sum, &CaptureLoad::sum); };
   const auto keys = count(CaptureSum::kKey);
   const auto planes = count(CaptureSum::kPlane);
-  FLASHLIFT_RETURN_IF_ERROR(find("flashlift_backward_rows", config.makes_rows, gradients->rows_));
-  FLASHLIFT_RETURN_IF_ERROR(find("flashlift_query_gradients", std::ssize(loads) > keys + planes, gradients->queries_));
-  FLASHLIFT_RETURN_IF_ERROR(find("flashlift_key_gradients", keys > 0, gradients->keys_));
-  FLASHLIFT_RETURN_IF_ERROR(find("flashlift_plane_gradients", planes > 0, gradients->planes_));
+  const Library& of_queries = config.queries ? gradients->hopper_queries_ : gradients->portable_;
+  if (config.makes_rows) {
+    FLASHLIFT_RETURN_IF_ERROR(find("flashlift_backward_rows", of_queries, gradients->of_queries(), gradients->rows_));
+  }
+  if (std::ssize(loads) > keys + planes) {
+    FLASHLIFT_RETURN_IF_ERROR(
+        find("flashlift_query_gradients", of_queries, gradients->of_queries(), gradients->queries_));
+  }
+  if (keys > 0) {
+    FLASHLIFT_RETURN_IF_ERROR(find("flashlift_key_gradients",
+                                   config.keys ? gradients->hopper_keys_ : gradients->portable_, gradients->of_keys(),
+                                   gradients->keys_));
+  }
+  if (planes > 0) {
+    FLASHLIFT_RETURN_IF_ERROR(find("flashlift_plane_gradients",
+                                   config.planes ? gradients->hopper_planes_ : gradients->portable_,
+                                   gradients->of_planes(), gradients->planes_));
+  }
   return std::unique_ptr<const CaptureGradients>(std::move(gradients));
-}
-
-int64_t CaptureGradients::query_tiles(const ForwardParams& params) const {
-  return divide_up(params.q_len, config_.config.q_tile);
-}
-
-int64_t CaptureGradients::key_blocks(const ForwardParams& params) const {
-  return divide_up(params.kv_len, config_.config.q_tile) * params.batch * params.kv_heads;
 }
 
 PlaneLoad CaptureGradients::plane(size_t load, const BackwardCall& call) const {
   const CaptureLoad& of = loads_[load];
   const TensorView& view = call.arguments.forward.captures[of.capture];
   const auto own = [&](int dim, int length) { return dim >= 0 && view.sizes[dim] > 1 ? length : 1; };
-  return {.load = static_cast<int>(load),
-          .batches = own(of.b_dim, call.forward.batch),
-          .heads = own(of.h_dim, call.forward.q_heads)};
+  PlaneLoad plane{.load = static_cast<int>(load),
+                  .batches = own(of.b_dim, call.forward.batch),
+                  .heads = own(of.h_dim, call.forward.q_heads),
+                  .key_tiles = 1};
+  if (config_.planes) {  // several blocks for each multiprocessor, for masks that leave some blocks little to do
+    constexpr int64_t kBlocks = 4;
+    const int64_t kv_tiles = divide_up(call.forward.kv_len, of_planes().kv_tile);
+    const int64_t longest = plane_blocks(plane, call.forward) / (kBlocks * multiprocessors_);
+    plane.key_tiles = static_cast<int>(std::clamp(longest, int64_t{1}, std::max(kv_tiles, int64_t{1})));
+  }
+  return plane;
 }
 
 int64_t CaptureGradients::plane_blocks(const PlaneLoad& plane, const ForwardParams& params) const {
-  return int64_t{plane.batches} * plane.heads * query_tiles(params) * divide_up(params.kv_len, config_.config.kv_tile);
+  const int64_t kv_tiles = divide_up(params.kv_len, of_planes().kv_tile);
+  return int64_t{plane.batches} * plane.heads * query_tiles(of_planes(), params) * divide_up(kv_tiles, plane.key_tiles);
 }
 
 Status CaptureGradients::accepts(const BackwardCall& call) const {
@@ -64,7 +112,8 @@ Status CaptureGradients::accepts(const BackwardCall& call) const {
     return {};
   }
   const ForwardParams& params = call.forward;
-  int64_t blocks = std::max(query_tiles(params) * params.batch * params.q_heads, key_blocks(params));
+  int64_t blocks =
+      std::max(query_tiles(of_queries(), params) * params.batch * params.q_heads, key_blocks(of_keys(), params));
   for (size_t i = 0; i < loads_.size(); ++i) {
     if (loads_[i].sum == CaptureSum::kPlane) {
       blocks = std::max(blocks, plane_blocks(plane(i, call), params));
@@ -99,32 +148,40 @@ Status CaptureGradients::launch(BackwardCall& call, CuPointer workspace) const {
     return {};
   }
   ForwardParams& params = call.forward;
-  params.q_tiles = static_cast<int>(query_tiles(params));
-  params.total_tiles = params.q_tiles * params.batch * params.q_heads;
   params.heads_per_section = params.group;  // heads that share keys stay together
-  call.backward.kv_tiles = static_cast<int>(divide_up(params.kv_len, config_.config.q_tile));
-  const auto grid = [&](int64_t blocks) {
-    const ForwardConfig& config = config_.config;
-    return Grid{.x = static_cast<unsigned>(blocks), .threads = config.threads, .shared_bytes = config.shared_bytes};
+  BackwardMaps maps;
+  if (config_.queries) {
+    FLASHLIFT_ASSIGN_OR_RETURN(maps, encode_maps(call, call.backward.d_out));
+    params.q_map = maps.q;
+    params.k_map = maps.k;
+    params.v_map = maps.v;
+  }
+  void* parameters[] = {&call.forward, &call.backward, &call.row_tiles, &maps.d_out};  // the last for Hopper's
+  params.q_tiles = static_cast<int>(query_tiles(of_queries(), params));
+  params.total_tiles = params.q_tiles * params.batch * params.q_heads;
+  const auto launch_queries = [&](CuKernel kernel) {
+    return cuda::launch(call, kernel, grid_of(of_queries(), params.total_tiles), parameters);
   };
-  void* parameters[] = {&call.forward, &call.backward, &call.row_tiles};
   if (rows_ != nullptr) {
     call.backward.rows = reinterpret_cast<RowGradient*>(workspace);
     call.backward.only_if[0] = config_.has_fallback ? call.row_tiles.any_large : nullptr;
     call.backward.only_if[1] = config_.has_fallback ? call.backward.d_out_has_low : nullptr;
-    FLASHLIFT_RETURN_IF_ERROR(cuda::launch(call, rows_, grid(params.total_tiles), parameters));
+    FLASHLIFT_RETURN_IF_ERROR(launch_queries(rows_));
   }
   if (queries_ != nullptr) {
-    FLASHLIFT_RETURN_IF_ERROR(cuda::launch(call, queries_, grid(params.total_tiles), parameters));
+    FLASHLIFT_RETURN_IF_ERROR(launch_queries(queries_));
   }
   if (keys_ != nullptr) {
-    FLASHLIFT_RETURN_IF_ERROR(cuda::launch(call, keys_, grid(key_blocks(params)), parameters));
+    call.backward.kv_tiles = static_cast<int>(divide_up(params.kv_len, of_keys().q_tile));
+    FLASHLIFT_RETURN_IF_ERROR(cuda::launch(call, keys_, grid_of(of_keys(), key_blocks(of_keys(), params)), parameters));
   }
+  params.q_tiles = static_cast<int>(query_tiles(of_planes(), params));
   for (size_t i = 0; i < loads_.size(); ++i) {
     if (loads_[i].sum == CaptureSum::kPlane) {
       PlaneLoad load = plane(i, call);
-      void* plane_parameters[] = {&call.forward, &call.backward, &call.row_tiles, &load};
-      FLASHLIFT_RETURN_IF_ERROR(cuda::launch(call, planes_, grid(plane_blocks(load, params)), plane_parameters));
+      void* plane_parameters[] = {&call.forward, &call.backward, &call.row_tiles, &load, &maps.d_out};
+      FLASHLIFT_RETURN_IF_ERROR(
+          cuda::launch(call, planes_, grid_of(of_planes(), plane_blocks(load, params)), plane_parameters));
     }
   }
   return {};

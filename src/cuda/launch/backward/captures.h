@@ -1,4 +1,5 @@
-// The gradients of captured tensors (kernels/sm80/backward_captures.cu): computed after the main part of any family.
+// The gradients of captured tensors (kernels/sm80/backward_captures.cu, or Hopper's in kernels/sm90): computed after
+// the main part of any family.
 #pragma once
 
 #include <memory>
@@ -30,14 +31,22 @@ class CaptureGradients {
   Status launch(BackwardCall& call, CuPointer workspace) const;
 
  private:
-  int64_t query_tiles(const ForwardParams& params) const;
-  int64_t key_blocks(const ForwardParams& params) const;
+  using Library = std::shared_ptr<const LoadedLibrary>;
+
+  // The configurations of the kernels for tiles of queries and for tiles of keys.
+  const ForwardConfig& of_queries() const { return config_.queries ? config_.queries->config : config_.config; }
+  const ForwardConfig& of_keys() const { return config_.keys ? config_.keys->config : config_.config; }
+  const ForwardConfig& of_planes() const { return config_.planes ? config_.planes->config : config_.config; }
   PlaneLoad plane(size_t load, const BackwardCall& call) const;
   int64_t plane_blocks(const PlaneLoad& plane, const ForwardParams& params) const;
 
   CaptureConfig config_;
   std::vector<CaptureLoad> loads_;
-  std::shared_ptr<const LoadedLibrary> library_;
+  Library portable_;
+  Library hopper_queries_;
+  Library hopper_keys_;
+  Library hopper_planes_;
+  int multiprocessors_ = 0;
   // Null where there is nothing for them to do.
   CuKernel rows_ = nullptr;
   CuKernel queries_ = nullptr;

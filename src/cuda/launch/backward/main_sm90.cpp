@@ -5,15 +5,13 @@
 
 #include "cuda/launch/backward/launch.h"
 #include "cuda/launch/backward/main_sm80.h"
+#include "cuda/launch/backward/tensor_maps.h"
 #include "cuda/launch/sections.h"
-#include "cuda/launch/tensor_map.h"
 #include "support/error.h"
 #include "support/rounding.h"
 
 namespace flashlift::cuda {
 namespace {
-
-constexpr int kBoxRows = 64;  // of a bulk copy, in all kernels
 
 // The number of key-value heads whose blocks alternate. With more heads, fewer blocks of one head wait for each other,
 // but the L2 cache must hold the d_q that they add to (measured on an H100: docs/lessons).
@@ -64,12 +62,12 @@ class MainSm90 : public BackwardMain {
     if (fallback_ != nullptr) {
       FLASHLIFT_RETURN_IF_ERROR(fallback_->accepts(call));
     }
-    const Result<Maps> maps = encode_maps(call, call.arguments.d_out.data);
+    const Result<BackwardMaps> maps = encode_maps(call, call.arguments.d_out.data);
     return maps.ok() ? Status() : Status(maps.error());
   }
 
   Status launch(BackwardCall& call, CuPointer workspace) const override {
-    FLASHLIFT_ASSIGN_OR_RETURN(Maps maps, encode_maps(call, call.backward.d_out));
+    FLASHLIFT_ASSIGN_OR_RETURN(BackwardMaps maps, encode_maps(call, call.backward.d_out));
     ForwardParams& params = call.forward;
     params.q_map = maps.q;
     params.k_map = maps.k;
@@ -138,10 +136,6 @@ class MainSm90 : public BackwardMain {
   }
 
  private:
-  struct Maps {
-    TensorMap q, k, v, d_out;
-  };
-
   struct Kernel {
     std::shared_ptr<const LoadedLibrary> library;
     CuKernel kernel = nullptr;
@@ -161,30 +155,6 @@ class MainSm90 : public BackwardMain {
     return divide_up(params.q_len, config_.queries.config.q_tile);
   }
   int64_t key_tiles(const ForwardParams& params) const { return divide_up(params.kv_len, config_.keys.config.q_tile); }
-
-  // d_out: its address in the inputs' type. If converted, it is dense except for the ends of rows.
-  Result<Maps> encode_maps(const BackwardCall& call, const void* d_out) const {
-    const AttentionArguments& forward = call.arguments.forward;
-    // A tensor without elements is never read, but a descriptor needs some tensor.
-    const auto encode = [&](const TensorView& view) {
-      return encode_tensor_map(call.driver, view.element_count() == 0 ? forward.q : view, kBoxRows);
-    };
-    TensorView converted = call.arguments.d_out;
-    if (call.problem.d_out_dtype() != call.problem.dtype) {
-      converted.dtype = call.problem.dtype;
-      converted.data = const_cast<void*>(d_out);
-      converted.strides[3] = 1;
-      converted.strides[2] = round_up(converted.sizes[3], 16 / static_cast<int64_t>(size_in_bytes(converted.dtype)));
-      converted.strides[1] = converted.strides[2] * converted.sizes[2];
-      converted.strides[0] = converted.strides[1] * converted.sizes[1];
-    }
-    Maps maps;
-    FLASHLIFT_ASSIGN_OR_RETURN(maps.q, encode(forward.q));
-    FLASHLIFT_ASSIGN_OR_RETURN(maps.k, encode(forward.k));
-    FLASHLIFT_ASSIGN_OR_RETURN(maps.v, encode(forward.v));
-    FLASHLIFT_ASSIGN_OR_RETURN(maps.d_out, encode(converted));
-    return maps;
-  }
 
   Sm90Backward config_;
   Device device_;

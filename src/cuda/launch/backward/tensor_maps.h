@@ -1,0 +1,16 @@
+// Descriptors of the tensors that Hopper's backward kernels copy in bulk.
+#pragma once
+
+#include "cuda/launch/backward/main.h"
+
+namespace flashlift::cuda {
+
+struct BackwardMaps {
+  TensorMap q, k, v, d_out;
+};
+
+// d_out: its address in the inputs' type. If converted, it is dense except for the ends of rows. Errors: kUnsupported
+// if a tensor's layout does not suit bulk copies.
+Result<BackwardMaps> encode_maps(const BackwardCall& call, const void* d_out);
+
+}  // namespace flashlift::cuda
