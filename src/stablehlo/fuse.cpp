@@ -184,6 +184,9 @@ class Fuser {
         return refuse<Reason::kJoinCostsMore>(again->problem.q_len);
       }
     }
+    if (has_parts_of_keys_read_elsewhere(product)) {
+      return refuse<Reason::kJoinReadElsewhere>();
+    }
     return found;
   }
 
@@ -271,6 +274,7 @@ class Fuser {
     constexpr Reason kOfPairsThatAreNone[] = {
         Reason::kAcrossPlaces,     Reason::kReadAcrossPlaces,      Reason::kNotUnderstood,  Reason::kReducesOverMore,
         Reason::kNoKeys,           Reason::kNoExponential,         Reason::kOwnWeights,     Reason::kNotDivided,
+        Reason::kOwnWeightsInSum,
         Reason::kOutputDimensions, Reason::kGradientOfValuesAlone, Reason::kProductBetween,
     };
     const std::string place = describe(product->getLoc());
