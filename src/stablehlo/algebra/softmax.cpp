@@ -151,8 +151,7 @@ Outcome<Factors> read_factors(SymArena& arena, const Product& product) {
   Factors factors;
   for (const SymId factor : product.times) {
     if (arena.depends_on(factor, kKeyAtom)) {
-      return is_in_row_sum(arena, product, factor) ? refuse<Reason::kOwnWeightsInSum>()
-                                                   : refuse<Reason::kOwnWeights>();
+      return is_in_row_sum(arena, product, factor) ? refuse<Reason::kOwnWeightsInSum>() : refuse<Reason::kOwnWeights>();
     }
     if (arena.is_constant(factor)) {
       factors.constant *= arena.f32_value(factor);

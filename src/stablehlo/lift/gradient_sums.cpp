@@ -29,8 +29,8 @@ Outcome<std::vector<SumExit>> GradientSums::find() {
   return std::move(sums_);
 }
 
-// Leaves out gradients that only lead to other ones: where the scores read x and f(x), the gradient by f(x) is a step on
-// the way to that by x.
+// Leaves out gradients that only lead to other ones: where the scores read x and f(x), the gradient by f(x) is a step
+// on the way to that by x.
 void GradientSums::leave_out_steps() {
   const auto defines_sum = [&](mlir::Operation* op) {
     return op->getNumResults() == 1 &&
@@ -40,7 +40,8 @@ void GradientSums::leave_out_steps() {
   const std::function<bool(mlir::Operation*)> leads_to_sums = [&](mlir::Operation* op) {
     const auto [found, is_new] = known.try_emplace(op, false);
     if (is_new) {
-      const bool leads = is_inner(op) || (is_removable(op) && (defines_sum(op) || llvm::all_of(op->getUsers(), leads_to_sums)));
+      const bool leads =
+          is_inner(op) || (is_removable(op) && (defines_sum(op) || llvm::all_of(op->getUsers(), leads_to_sums)));
       known[op] = leads;
       return leads;
     }
@@ -55,8 +56,8 @@ void GradientSums::leave_out_steps() {
   sums_ = std::move(needed);
 }
 
-// The gradient by a tensor counts all its uses in the score. The call reads each term as a tensor of its own, and a term
-// that contains another one would hide its uses.
+// The gradient by a tensor counts all its uses in the score. The call reads each term as a tensor of its own, and a
+// term that contains another one would hide its uses.
 Proof GradientSums::check_terms() {
   const SymId zero = plane_.arena.f32(0.0F);
   for (const SumExit& inner : sums_) {
@@ -186,7 +187,8 @@ Proof GradientSums::leave_by(const PlaneSum& sum, const std::function<Proof()>& 
   return further();
 }
 
-// The sum that the operation's result is, if it is one: read from the result to the values of the plane, in a few steps.
+// The sum that the operation's result is, if it is one: read from the result to the values of the plane, in a few
+// steps.
 std::optional<PlaneSum> GradientSums::sum_behind(mlir::Operation* op, int steps) {
   if (op == nullptr || steps == 0) {
     return std::nullopt;
@@ -196,8 +198,8 @@ std::optional<PlaneSum> GradientSums::sum_behind(mlir::Operation* op, int steps)
     return sum.tensor.value != nullptr ? std::optional(std::move(sum)) : std::nullopt;
   }
   for (const mlir::Value operand : op->getOperands()) {
-    if (const auto sum = plane_.depends(operand.getDefiningOp()) ? sum_behind(operand.getDefiningOp(), steps - 1)
-                                                                 : std::nullopt) {
+    if (const auto sum =
+            plane_.depends(operand.getDefiningOp()) ? sum_behind(operand.getDefiningOp(), steps - 1) : std::nullopt) {
       return summed_further(*sum, op, steps - 1);
     }
   }
@@ -214,9 +216,9 @@ std::optional<PlaneSum> GradientSums::added(const PlaneSum& sum, mlir::Operation
   }
   PlaneSum next = sum;
   next.tensor.value = user->getResult(0);
-  next.formula = plane_.arena.op(kind(user) == OpKind::kAdd ? Op::k_add : Op::k_sub,
-                                 is_first ? std::vector<SymId>{sum.formula, other->formula}
-                                          : std::vector<SymId>{other->formula, sum.formula});
+  next.formula = plane_.arena.op(
+      kind(user) == OpKind::kAdd ? Op::k_add : Op::k_sub,
+      is_first ? std::vector<SymId>{sum.formula, other->formula} : std::vector<SymId>{other->formula, sum.formula});
   return next;
 }
 
@@ -296,7 +298,8 @@ bool GradientSums::is_sinks_gradient(const PlaneSum& sum) {
     wanted.push_back(forward_.match.softmax.sink_atoms[0]);
     atoms.push_back(forward_.match.softmax.sink_atoms[0]);
   }
-  return sorted(sum.tensor.order()) == sorted(wanted) && sum.atoms == sorted(atoms) && check_.is_sinks_gradient(sum.formula).ok();
+  return sorted(sum.tensor.order()) == sorted(wanted) && sum.atoms == sorted(atoms) &&
+         check_.is_sinks_gradient(sum.formula).ok();
 }
 
 // Formulas contain the key, and its digits as functions of the key.

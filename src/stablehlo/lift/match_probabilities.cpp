@@ -235,8 +235,8 @@ Outcome<Match> match_probabilities(Plane& plane, const Probabilities& probabilit
       return matched.error();
     }
     if (const Proof divided = find_division(plane, probabilities, operands, product, match); !divided.ok()) {
-      const bool tells_more = matched.error().reason == Reason::kNotDivided ||
-                              divided.error().reason == Reason::kOwnWeightsInSum;
+      const bool tells_more =
+          matched.error().reason == Reason::kNotDivided || divided.error().reason == Reason::kOwnWeightsInSum;
       return tells_more ? divided.error() : matched.error();
     }
   }

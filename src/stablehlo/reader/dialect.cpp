@@ -121,8 +121,9 @@ OpKind kind_of(mlir::OperationName name) {
 }
 
 void register_dialects(mlir::DialectRegistry& registry) {
-  registry.insert<StablehloDialect, ChloDialect, SdyDialect, MhloDialect, mlir::func::FuncDialect, mlir::arith::ArithDialect,
-                  mlir::tensor::TensorDialect, mlir::shape::ShapeDialect, mlir::quant::QuantDialect>();
+  registry.insert<StablehloDialect, ChloDialect, SdyDialect, MhloDialect, mlir::func::FuncDialect,
+                  mlir::arith::ArithDialect, mlir::tensor::TensorDialect, mlir::shape::ShapeDialect,
+                  mlir::quant::QuantDialect>();
 }
 
 }  // namespace flashlift::stablehlo

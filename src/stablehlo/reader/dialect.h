@@ -15,8 +15,8 @@ class DialectRegistry;
 
 namespace flashlift::stablehlo {
 
-// Registers stablehlo, chlo, sdy and mhlo, and the upstream dialects that modules contain in their pretty form (func, arith,
-// tensor, shape, quant).
+// Registers stablehlo, chlo, sdy and mhlo, and the upstream dialects that modules contain in their pretty form (func,
+// arith, tensor, shape, quant).
 void register_dialects(mlir::DialectRegistry& registry);
 
 // The kind of an operation of stablehlo, chlo and sdy, otherwise kOther. The lift asks for it at each of its steps: the
