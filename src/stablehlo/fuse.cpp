@@ -184,6 +184,9 @@ class Fuser {
         return refuse<Reason::kJoinCostsMore>(again->problem.q_len);
       }
     }
+    if (has_parts_of_keys_read_elsewhere(product)) {
+      return refuse<Reason::kJoinReadElsewhere>();
+    }
     return found;
   }
 
@@ -269,9 +272,18 @@ class Fuser {
   // whatever its own attempt failed with.
   std::string reason_of(mlir::Operation* product, const Refusal& refusal) {
     constexpr Reason kOfPairsThatAreNone[] = {
-        Reason::kAcrossPlaces,     Reason::kReadAcrossPlaces,      Reason::kNotUnderstood,  Reason::kReducesOverMore,
-        Reason::kNoKeys,           Reason::kNoExponential,         Reason::kOwnWeights,     Reason::kNotDivided,
-        Reason::kOutputDimensions, Reason::kGradientOfValuesAlone, Reason::kProductBetween,
+        Reason::kAcrossPlaces,
+        Reason::kReadAcrossPlaces,
+        Reason::kNotUnderstood,
+        Reason::kReducesOverMore,
+        Reason::kNoKeys,
+        Reason::kNoExponential,
+        Reason::kOwnWeights,
+        Reason::kNotDivided,
+        Reason::kOwnWeightsInSum,
+        Reason::kOutputDimensions,
+        Reason::kGradientOfValuesAlone,
+        Reason::kProductBetween,
     };
     const std::string place = describe(product->getLoc());
     for (mlir::Operation* first : first_products_) {

@@ -315,6 +315,67 @@ def test_ways_to_a_bias(name):
     assert report.fused_count == 1, report
 
 
+MASKS = [(2, 3, 20, 24), (2, 1, 20, 24), (3, 1, 24), (20, 24), (24,), (2, 1, 1, 24)]
+
+
+@pytest.mark.parametrize("shape", MASKS)
+@pytest.mark.parametrize("is_cut", [False, True])
+def test_a_float_mask_that_is_read_twice(shape, is_cut):
+    """Its gradient is the sum of two sums, in the module."""
+
+    def function(q, k, v, mask):
+        s = jnp.einsum("bqhd,bkhd->bhqk", q, k) / 4
+        s = s * mask + (1 - mask) * (-1e4 if is_cut else -3.0) + (mask * 0.5 if is_cut else 0)
+        return jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(s), v)
+
+    mask = jnp.asarray(RNG.random(shape) > 0.3, jnp.float32) if is_cut else normal(*shape)
+    report = run_both_ways(with_gradients(function, 4), (*operands(), mask), 5e-5)
+    assert report.fused_count == len(report.candidates) == 1, report
+
+
+def masked_by_hand(q, k, v, mask, d_out, *, d_mask):
+    s = jnp.einsum("bqhd,bkhd->bhqk", q, k) / 4
+    p = jax.nn.softmax(s * mask + (1 - mask) * -3.0)
+    out = jnp.einsum("bhqk,bkhd->bqhd", p, v)
+    d_p = jnp.einsum("bqhd,bkhd->bhqk", d_out, v)
+    ds = p * (d_p - jnp.sum(p * d_p, -1, keepdims=True))
+    return out, jnp.einsum("bhqk,bkhd->bqhd", ds * mask / 4, k), d_mask(s, ds, mask)
+
+
+MASK_GRADIENTS = {
+    "right": lambda s, ds, mask: (ds * s).sum((0, 1)) + (ds * 3).sum((0, 1)),
+    "difference": lambda s, ds, mask: (ds * s).sum((0, 1)) - (ds * -3).sum((0, 1)),
+    "the_other_first": lambda s, ds, mask: 3 * ds.sum(0).sum(0) + (ds * s).sum((1, 0)),
+    "three": lambda s, ds, mask: (ds * s).sum((0, 1)) + (ds.sum((0, 1)) + (2 * ds).sum((0, 1))),
+}
+MASK_NEAR_MISSES = {
+    "one_sum": lambda s, ds, mask: (ds * s).sum((0, 1)),
+    "one_sum_twice": lambda s, ds, mask: (ds * s).sum((0, 1)) + (ds * s).sum((0, 1)),
+    "other_sign": lambda s, ds, mask: (ds * s).sum((0, 1)) - (ds * 3).sum((0, 1)),
+    "subtracted": lambda s, ds, mask: (ds * -3).sum((0, 1)) - (ds * s).sum((0, 1)),
+    "transposed": lambda s, ds, mask: (ds * s).sum((0, 1)) + (ds * 3).sum((0, 1)).T,
+    "of_one_batch": lambda s, ds, mask: (ds * s).sum((0, 1)) + (ds[:1] * 3).sum((0, 1)),
+    "means": lambda s, ds, mask: (ds * s).sum((0, 1)) + (ds * 3).mean((0, 1)),
+    "from_one": lambda s, ds, mask: jax.lax.reduce(ds * s, 1.0, jax.lax.add, (0, 1)) + (ds * 3).sum((0, 1)),
+    "reversed": lambda s, ds, mask: (ds * s).sum((0, 1)) + (ds * 3).sum((0, 1))[::-1],
+    "of_all_queries": lambda s, ds, mask: (ds * s).sum((0, 1)) + (ds * 3).sum((0, 1, 2)),
+    "beside_the_mask": lambda s, ds, mask: (ds * s).sum((0, 1)) + mask + (ds * 3).sum((0, 1)),
+    "with_that_of_a_step": lambda s, ds, mask: ((ds * s).sum((0, 1)) + (ds * 3).sum((0, 1)), ds.sum((0, 1))),
+}
+
+
+@pytest.mark.parametrize("name", [*MASK_GRADIENTS, *MASK_NEAR_MISSES])
+def test_sums_that_are_added_to_the_gradient_of_a_mask(name):
+    """Queries and keys have the same number, so that a transposed sum fits."""
+    q, k, v = operands(20, 20)
+    d_mask = {**MASK_GRADIENTS, **MASK_NEAR_MISSES}[name]
+    given = (q, k, v, normal(20, 20), normal(2, 20, 3, 8))
+    report = run_both_ways(functools.partial(masked_by_hand, d_mask=d_mask), given)
+    assert report.fused_count == (name in MASK_GRADIENTS), report
+    if report.fused_count:
+        assert 'gradients = "0 3"' in report.module, report
+
+
 def test_a_bias_that_two_attentions_share_and_a_step_of_descent():
     def function(q, k, v, bias):
         def loss(bias):
@@ -452,7 +513,24 @@ SINKS_NEAR_MISSES = {
     "of_queries": lambda p_sink, p_d_p, p: -(p_sink * p_d_p).sum((0, 1)),
     "of_a_key": lambda p_sink, p_d_p, p: -(p[..., 0] * p_d_p).sum((0, 2)),
     "mean": lambda p_sink, p_d_p, p: -jnp.max(p_sink * p_d_p, (0, 2)),
+    "for_each_key": lambda p_sink, p_d_p, p: -of_each_key(p_sink * p_d_p, p).sum((0, 2, 3)),
+    "in_part_for_each_key": lambda p_sink, p_d_p, p: (
+        -(p_sink * p_d_p / 2).sum((0, 2)) - of_each_key(p_sink * p_d_p / 2, p).sum((0, 2, 3))
+    ),
 }
+
+
+def of_each_key(row, p):
+    return jnp.broadcast_to(row[..., None], p.shape)
+
+
+def test_sinks_by_two_sums_are_fused():
+    function = functools.partial(
+        sinks_by_hand,
+        d_sinks=lambda p_sink, p_d_p, p: -(p_sink * p_d_p / 4).sum((0, 2)) - (p_sink * p_d_p * 0.75).sum((0, 2)),
+    )
+    report = run_both_ways(function, (*operands(), normal(3), normal(2, 20, 3, 8)))
+    assert report.fused_count == 1, report
 
 
 @pytest.mark.parametrize("name", [None, *SINKS_NEAR_MISSES])

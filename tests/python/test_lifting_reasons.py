@@ -297,3 +297,66 @@ def test_a_product_that_mixes_the_heads_of_probabilities_is_no_gradient_of_value
 
     given = reasons(talking_heads, *[(4, 8, 16)] * 3, (4, 4))
     assert given and not any("gradient of the values" in each for each in given), given
+
+
+def test_two_outputs_of_the_same_probabilities():
+    def two(q, k, v, w):
+        p = jax.nn.softmax(q @ k.mT)
+        return (p @ v) * (p @ w)
+
+    given = [*QKV, (12, 16)]
+    assert ["concatenate both values along their depth" in each for each in reasons(two, *given)] == [True, True]
+    of_gradient = reasons(jax.grad(lambda *x: jnp.sum(jnp.sin(two(*x))), argnums=(0, 1, 2, 3)), *given, gradients=True)
+    assert of_gradient and not any("row sum" in each for each in of_gradient), of_gradient
+    both = reasons(jax.value_and_grad(lambda *x: jnp.sum(two(*x)), argnums=(0, 1, 2, 3)), *given, gradients=True)
+    assert ["concatenate both values along their depth" in each for each in both[:2]] == [True, True]
+    assert reasons(lambda q, k, v, w: attention(q, k, jnp.concatenate([v, w], -1)), *given) == []
+
+
+def test_other_products_of_the_probabilities_are_no_second_output():
+    def of_heads(q, k, v, r):
+        p = jax.nn.softmax(jnp.einsum("hqd,hkd->hqk", q, k), -1)
+        return jnp.einsum("hqk,hkd->hqd", p, v), jnp.einsum("hqk,kd->hqd", p, r)
+
+    given = reasons(of_heads, *[(2, 8, 16)] * 3, (8, 16))
+    assert given and not any("concatenate" in each for each in given), given
+
+
+@pytest.mark.parametrize("is_behind", [False, True])
+def test_a_float_mask_times_the_exponentials(is_behind):
+    """Numbers below 0 have no logarithm that could be added to the scores."""
+
+    def weighted(q, k, v, mask):
+        e = jnp.exp(q @ k.mT) * mask
+        z = e.sum(-1, keepdims=True)
+        return e @ v / z if is_behind else (e / z) @ v
+
+    def selected(q, k, v, mask):
+        e = jnp.where(mask != 0, jnp.exp(q @ k.mT), 0)
+        return (e / e.sum(-1, keepdims=True)) @ v
+
+    def added(q, k, v, mask):
+        e = jnp.exp(q @ k.mT + jnp.log(mask))
+        return (e / e.sum(-1, keepdims=True)) @ v
+
+    assert ["may hold negative numbers" in each for each in reasons(weighted, *QKV, (8, 12))] == [True]
+    assert reasons(selected, *QKV, (8, 12)) == reasons(added, *QKV, (8, 12)) == []
+
+
+def test_the_gradient_of_one_softmax_over_two_parts_of_the_keys():
+    def cached(q, k, v, new_k, new_v):
+        p = jax.nn.softmax(jnp.concatenate([q @ k.mT, q @ new_k.mT], -1))
+        return p[:, :12] @ v + p[:, 12:] @ new_v
+
+    shapes = [(16, 16), *[(12, 16)] * 2, *[(8, 16)] * 2]
+    assert reasons(cached, *shapes) == []
+    given = reasons(
+        jax.value_and_grad(lambda *x: jnp.sum(jnp.sin(cached(*x))), argnums=(0, 1, 2, 3, 4)), *shapes, gradients=True
+    )
+    assert ["concatenate the keys of both parts" in each for each in given[:2]] == [True, True]
+
+    def joined(q, k, v, new_k, new_v):
+        return attention(q, jnp.concatenate([k, new_k]), jnp.concatenate([v, new_v]))
+
+    of_all = jax.value_and_grad(lambda *x: jnp.sum(jnp.sin(joined(*x))), argnums=(0, 1, 2, 3, 4))
+    assert reasons(of_all, *shapes, gradients=True) == []

@@ -3,6 +3,7 @@
 
 #include "stablehlo/read.h"
 #include "stablehlo/reader/op_table.h"
+#include "stablehlo/reader/ops.h"
 #include "support/files.h"
 
 namespace flashlift::stablehlo {
@@ -91,6 +92,19 @@ TEST(Reader, OtherDialectsPass) {
                            "#mhlo.thing<a = [1, 2]>", "!other.type<3>", "jax.result_info"}) {
     EXPECT_NE(printed.find(part), std::string::npos) << part;
   }
+}
+
+TEST(Reader, ElementwiseOperationsOfMhloPass) {
+  const Module module = read(in_main("%x: tensor<2xf32>, %c: tensor<2xcomplex<f32>>", "tensor<2xf32>", R"(
+    %0 = mhlo.erf %x : tensor<2xf32>
+    %1 = mhlo.add %0, %x {mhlo.note = "sum"} : tensor<2xf32>
+    %2 = mhlo.real %c : (tensor<2xcomplex<f32>>) -> tensor<2xf32>
+    return %1 : tensor<2xf32>)"));
+  EXPECT_EQ(find(module, "mhlo.add")->getNumOperands(), 2U);
+  EXPECT_EQ(kind(find(module, "mhlo.add")), OpKind::kOther);
+  const std::string printed = module.print();
+  EXPECT_NE(printed.find("\"mhlo.erf\"(%arg0)"), std::string::npos) << printed;
+  EXPECT_EQ(read(printed).print(), printed);
 }
 
 TEST(Reader, LocationsAreKeptWhereTheTextHasThem) {

@@ -131,11 +131,27 @@ struct Factors {
   std::vector<SymId> over;
 };
 
-Outcome<Factors> read_factors(const SymArena& arena, const Product& product) {
+// Whether a divisor sums exponentials that are multiplied by this factor.
+bool is_in_row_sum(SymArena& arena, const Product& product, SymId factor) {
+  return std::any_of(product.over.begin(), product.over.end(), [&](SymId divisor) {
+    return any_term(arena, divisor, {Op::k_add}, [&](SymId term) {
+      if (arena[term].kind != SymKind::kReduce || arena.reduce_kind(term) != ReduceKind::kAdd) {
+        return false;
+      }
+      const std::vector<ReducePiece> pieces = arena.pieces(term);
+      return std::any_of(pieces.begin(), pieces.end(), [&](const ReducePiece& piece) {
+        const std::vector<SymId> times = as_product(arena, piece.body).times;
+        return std::find(times.begin(), times.end(), factor) != times.end();
+      });
+    });
+  });
+}
+
+Outcome<Factors> read_factors(SymArena& arena, const Product& product) {
   Factors factors;
   for (const SymId factor : product.times) {
     if (arena.depends_on(factor, kKeyAtom)) {
-      return refuse<Reason::kOwnWeights>();
+      return is_in_row_sum(arena, product, factor) ? refuse<Reason::kOwnWeightsInSum>() : refuse<Reason::kOwnWeights>();
     }
     if (arena.is_constant(factor)) {
       factors.constant *= arena.f32_value(factor);

@@ -158,6 +158,7 @@ class GradientFinder {
   bool is_gradient_of_given(SymId gradient, SymId shifted);
   Outcome<PlacedTensor> result_with_gradient(const PlacedExit& exit);
   Proof give(const PlacedExit& exit);
+  Refusal with_second_values(const Refusal& refusal) const;
   Proof check_order() const;
   Proof check_divided() const;
 
@@ -498,6 +499,17 @@ Proof GradientFinder::give(const PlacedExit& exit) {
   return {};
 }
 
+// The reason for a value that is no gradient. Of two outputs of the same probabilities, each makes the other's gradient
+// one that nothing here knows, and says more than any value in which both gradients meet.
+Refusal GradientFinder::with_second_values(const Refusal& refusal) const {
+  for (const Exit& exit : uses_.exits) {
+    if (sum_alike(plane_.pair.second, exit.product, plane_.pair.side)) {
+      return refuse<Reason::kSecondValues>(describe(exit.product->getLoc()));
+    }
+  }
+  return refusal;
+}
+
 // The two calls must not depend on each other, as they would in a second derivative.
 Proof GradientFinder::check_order() const {
   const auto check = [&](mlir::Operation* exit) -> Proof {
@@ -554,7 +566,11 @@ Outcome<Gradient> GradientFinder::find() {
   place_exits();
   FLASHLIFT_RETURN_IF_ERROR(find_lse_gradient());
   GradientSums sums(plane_, forward_, uses_, check_, parts_.d_probability != kNoSym, found_.log_sum_exp);
-  FLASHLIFT_ASSIGN_OR_RETURN(found_.sums, sums.find());
+  auto found = sums.find();
+  if (!found.ok()) {
+    return with_second_values(found.error());
+  }
+  found_.sums = *std::move(found);
   for (const PlacedExit& placed : exits_) {
     FLASHLIFT_RETURN_IF_ERROR(give(placed));
   }

@@ -9,6 +9,8 @@
 namespace flashlift::stablehlo {
 namespace {
 
+constexpr int kMostSteps = 12;  // from a sum back to the values of the plane
+
 bool is_addition_from_zero(const Reduction& how) {
   return how.reducer == Reducer::kAdd && how.inputs.size() == 1 && splat(how.inits[0]) == 0.0;
 }
@@ -22,7 +24,52 @@ std::vector<int> sorted(std::vector<int> atoms) {
 
 Outcome<std::vector<SumExit>> GradientSums::find() {
   FLASHLIFT_RETURN_IF_ERROR(leave(plane_.pair.first));
+  leave_out_steps();
+  FLASHLIFT_RETURN_IF_ERROR(check_terms());
   return std::move(sums_);
+}
+
+// Leaves out gradients that only lead to other ones: where the scores read x and f(x), the gradient by f(x) is a step
+// on the way to that by x.
+void GradientSums::leave_out_steps() {
+  const auto defines_sum = [&](mlir::Operation* op) {
+    return op->getNumResults() == 1 &&
+           llvm::any_of(sums_, [&](const SumExit& exit) { return exit.sum.tensor.value == op->getResult(0); });
+  };
+  llvm::DenseMap<mlir::Operation*, bool> known;
+  const std::function<bool(mlir::Operation*)> leads_to_sums = [&](mlir::Operation* op) {
+    const auto [found, is_new] = known.try_emplace(op, false);
+    if (is_new) {
+      const bool leads =
+          is_inner(op) || (is_removable(op) && (defines_sum(op) || llvm::all_of(op->getUsers(), leads_to_sums)));
+      known[op] = leads;
+      return leads;
+    }
+    return found->second;
+  };
+  std::vector<SumExit> needed;
+  for (const SumExit& exit : sums_) {
+    if (!llvm::all_of(mlir::Value(exit.sum.tensor.value).getUsers(), leads_to_sums)) {
+      needed.push_back(exit);
+    }
+  }
+  sums_ = std::move(needed);
+}
+
+// The gradient by a tensor counts all its uses in the score. The call reads each term as a tensor of its own, and a
+// term that contains another one would hide its uses.
+Proof GradientSums::check_terms() {
+  const SymId zero = plane_.arena.f32(0.0F);
+  for (const SumExit& inner : sums_) {
+    for (const SumExit& outer : sums_) {
+      if (inner.term && outer.term && inner.term->formula != outer.term->formula &&
+          plane_.arena.replace(outer.term->formula, inner.term->formula, zero) != outer.term->formula) {
+        return refuse<Reason::kNestedTerms>(describe(mlir::Value(outer.sum.tensor.value).getLoc()),
+                                            describe(mlir::Value(inner.sum.tensor.value).getLoc()));
+      }
+    }
+  }
+  return {};
 }
 
 // Whether everything that depends on the operation's result ends in the output or in placed products.
@@ -61,9 +108,7 @@ Proof GradientSums::leave(mlir::Operation* op) {
   if (leave_as_log_sum_exp(op)) {
     return {};
   }
-  const PlaneValue& value = uses_.values.at(op);
-  const auto tensor = place_tensor(op->getResult(0), affine_of(value.indices), plane_.sizes);
-  const PlaneSum itself{.tensor = tensor.value_or(PlacedTensor{}), .formula = value.formula};
+  const PlaneSum itself = sum_at(op);
   const auto further = [&]() -> Proof {
     for (mlir::Operation* user : op->getUsers()) {
       if (is_inner(user)) {
@@ -80,9 +125,17 @@ Proof GradientSums::leave(mlir::Operation* op) {
     }
     return {};
   };
-  const Proof status = tensor ? leave_by(itself, further) : further();
+  const Proof status = itself.tensor.value != nullptr ? leave_by(itself, further) : further();
   left_[op] = status;
   return status;
+}
+
+// A value of the plane as a sum over none of its dimensions; without a tensor if it is no strided part of the plane.
+PlaneSum GradientSums::sum_at(mlir::Operation* op) const {
+  const PlaneValue& value = uses_.values.at(op);
+  auto tensor = place_tensor(op->getResult(0), affine_of(value.indices), plane_.sizes).value_or(PlacedTensor{});
+  std::vector<int> atoms = sorted(tensor.order());
+  return {.tensor = std::move(tensor), .formula = value.formula, .atoms = std::move(atoms)};
 }
 
 // Whether the operation's result is the log-sum-exp, which the call returns for any use. Values computed from it inside
@@ -104,7 +157,7 @@ Proof GradientSums::leave_as_sum(const PlaneSum& sum, mlir::Operation* user) {
     return found->second;
   }
   Proof status;
-  if (const auto next = summed_further(sum, user)) {
+  if (const auto next = summed_further(sum, user, kMostSteps)) {
     status = leave_by(*next, [&]() -> Proof {
       for (mlir::Operation* further : user->getUsers()) {
         FLASHLIFT_RETURN_IF_ERROR(leave_as_sum(*next, further));
@@ -134,14 +187,49 @@ Proof GradientSums::leave_by(const PlaneSum& sum, const std::function<Proof()>& 
   return further();
 }
 
-// The sum after an operation that sums over further dimensions, or that applies something to it that does not depend on
-// the dimensions already summed.
-std::optional<PlaneSum> GradientSums::summed_further(const PlaneSum& sum, mlir::Operation* user) {
+// The sum that the operation's result is, if it is one: read from the result to the values of the plane, in a few
+// steps.
+std::optional<PlaneSum> GradientSums::sum_behind(mlir::Operation* op, int steps) {
+  if (op == nullptr || steps == 0) {
+    return std::nullopt;
+  }
+  if (uses_.values.contains(op)) {
+    PlaneSum sum = sum_at(op);
+    return sum.tensor.value != nullptr ? std::optional(std::move(sum)) : std::nullopt;
+  }
+  for (const mlir::Value operand : op->getOperands()) {
+    if (const auto sum =
+            plane_.depends(operand.getDefiningOp()) ? sum_behind(operand.getDefiningOp(), steps - 1) : std::nullopt) {
+      return summed_further(*sum, op, steps - 1);
+    }
+  }
+  return std::nullopt;
+}
+
+// The sum or difference of two sums of values that have the same atoms. A number of the row counts once in a sum over
+// rows, but once for each key in a sum over the plane.
+std::optional<PlaneSum> GradientSums::added(const PlaneSum& sum, mlir::Operation* user, int steps) {
+  const bool is_first = user->getOperand(0) == sum.tensor.value;
+  const auto other = sum_behind(user->getOperand(is_first ? 1 : 0).getDefiningOp(), steps);
+  if (!other || other->tensor.dims != sum.tensor.dims || other->atoms != sum.atoms) {
+    return std::nullopt;
+  }
+  PlaneSum next = sum;
+  next.tensor.value = user->getResult(0);
+  next.formula = plane_.arena.op(
+      kind(user) == OpKind::kAdd ? Op::k_add : Op::k_sub,
+      is_first ? std::vector<SymId>{sum.formula, other->formula} : std::vector<SymId>{other->formula, sum.formula});
+  return next;
+}
+
+// The sum after an operation that sums over further dimensions, that adds another sum over the same ones, or that
+// applies something to it that does not depend on the dimensions already summed.
+std::optional<PlaneSum> GradientSums::summed_further(const PlaneSum& sum, mlir::Operation* user, int steps) {
   if (!is_removable(user) || user->getBlock() != plane_.pair.first->getBlock() || user->getNumResults() != 1 ||
       !static_tensor(user->getResult(0))) {
     return std::nullopt;
   }
-  PlaneSum next{.tensor = {.value = user->getResult(0), .dims = {}}, .formula = sum.formula};
+  PlaneSum next{.tensor = {.value = user->getResult(0), .dims = {}}, .formula = sum.formula, .atoms = sum.atoms};
   const auto& dims = sum.tensor.dims;
   switch (kind(user)) {
     case OpKind::kReduce: {
@@ -165,6 +253,9 @@ std::optional<PlaneSum> GradientSums::summed_further(const PlaneSum& sum, mlir::
                  ? std::optional(next)
                  : std::nullopt;
     }
+    case OpKind::kAdd:
+    case OpKind::kSubtract:
+      return added(sum, user, steps);
     case OpKind::kNegate:
       next.tensor.dims = dims;
       next.formula = plane_.arena.op(Op::k_neg, {sum.formula});
@@ -196,16 +287,19 @@ std::optional<PlaneSum> GradientSums::summed_further(const PlaneSum& sum, mlir::
   }
 }
 
-// Whether the sum is the sinks' gradient, to which each row contributes.
+// Whether the sum is the sinks' gradient, to which each row contributes once.
 bool GradientSums::is_sinks_gradient(const PlaneSum& sum) {
   if (forward_.match.softmax.sinks.size() != 1 || plane_.arena.is_constant(forward_.match.softmax.sinks[0])) {
     return false;
   }
   std::vector<int> wanted = forward_.dimensions.roles.heads();
+  std::vector<int> atoms = row_atoms(plane_, forward_.probabilities);
   if (forward_.match.softmax.sink_atoms[0] >= 0) {
     wanted.push_back(forward_.match.softmax.sink_atoms[0]);
+    atoms.push_back(forward_.match.softmax.sink_atoms[0]);
   }
-  return sorted(sum.tensor.order()) == sorted(wanted) && check_.is_sinks_gradient(sum.formula).ok();
+  return sorted(sum.tensor.order()) == sorted(wanted) && sum.atoms == sorted(atoms) &&
+         check_.is_sinks_gradient(sum.formula).ok();
 }
 
 // Formulas contain the key, and its digits as functions of the key.

@@ -34,7 +34,12 @@ class GradientSums {
   Proof leave(mlir::Operation* op);
   Proof leave_as_sum(const PlaneSum& sum, mlir::Operation* user);
   Proof leave_by(const PlaneSum& sum, const std::function<Proof()>& further);
-  std::optional<PlaneSum> summed_further(const PlaneSum& sum, mlir::Operation* user);
+  void leave_out_steps();
+  Proof check_terms();
+  PlaneSum sum_at(mlir::Operation* op) const;
+  std::optional<PlaneSum> sum_behind(mlir::Operation* op, int steps);
+  std::optional<PlaneSum> added(const PlaneSum& sum, mlir::Operation* user, int steps);
+  std::optional<PlaneSum> summed_further(const PlaneSum& sum, mlir::Operation* user, int steps);
   bool leave_as_log_sum_exp(mlir::Operation* op);
   bool is_sinks_gradient(const PlaneSum& sum);
   bool depends_on(SymId formula, int atom);

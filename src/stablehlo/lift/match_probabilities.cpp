@@ -235,7 +235,9 @@ Outcome<Match> match_probabilities(Plane& plane, const Probabilities& probabilit
       return matched.error();
     }
     if (const Proof divided = find_division(plane, probabilities, operands, product, match); !divided.ok()) {
-      return matched.error().reason == Reason::kNotDivided ? divided.error() : matched.error();
+      const bool tells_more =
+          matched.error().reason == Reason::kNotDivided || divided.error().reason == Reason::kOwnWeightsInSum;
+      return tells_more ? divided.error() : matched.error();
     }
   }
   FLASHLIFT_RETURN_IF_ERROR(check_steps(plane, match.softmax));

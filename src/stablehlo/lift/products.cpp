@@ -41,6 +41,25 @@ OperandDims operand_dims(mlir::Operation* product, unsigned side) {
   return own;
 }
 
+bool sum_alike(mlir::Operation* one, mlir::Operation* other, unsigned side) {
+  if (!is_product(one) || !is_product(other) || one->getOperand(side) != other->getOperand(side)) {
+    return false;
+  }
+  const auto are_equal = [](const OperandDims& x, const OperandDims& y) {
+    return x.batch == y.batch && x.contract == y.contract && x.free == y.free;
+  };
+  const OperandDims added = operand_dims(one, 1 - side);
+  if (!are_equal(operand_dims(one, side), operand_dims(other, side)) ||
+      !are_equal(added, operand_dims(other, 1 - side)) || added.free.size() != 1) {
+    return false;
+  }
+  const auto type = static_tensor(one->getOperand(1 - side));
+  llvm::SmallVector<int64_t> sizes(type.getShape());
+  const auto dim = static_cast<size_t>(added.free[0]);
+  sizes[dim] = shape(other->getOperand(1 - side))[dim];
+  return type.clone(sizes) == other->getOperand(1 - side).getType();
+}
+
 std::vector<Affine> operand_indices(const OperandDims& dims, const std::vector<Affine>& batch,
                                     const std::vector<Affine>& contract, const std::vector<Affine>& free) {
   std::vector<Affine> indices(dims.batch.size() + dims.contract.size() + dims.free.size());

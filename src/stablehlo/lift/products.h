@@ -26,6 +26,10 @@ struct OperandDims {
 };
 OperandDims operand_dims(mlir::Operation* product, unsigned side);
 
+// Whether two products sum the same operand over the same dimensions, so that one product with their other operands
+// concatenated gives both results.
+bool sum_alike(mlir::Operation* one, mlir::Operation* other, unsigned side);
+
 // The indices of one operand, from those of the dimensions of each kind.
 std::vector<Affine> operand_indices(const OperandDims& dims, const std::vector<Affine>& batch,
                                     const std::vector<Affine>& contract, const std::vector<Affine>& free);

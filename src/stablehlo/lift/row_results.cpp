@@ -61,6 +61,9 @@ std::string describe_other_use(const Plane& plane, mlir::Operation* last) {
       if (user == plane.pair.second || plane.is_output(user) || !seen.insert(user).second) {
         continue;
       }
+      if (sum_alike(plane.pair.second, user, plane.pair.side)) {
+        return refuse<Reason::kSecondValues>(describe(user->getLoc())).text;
+      }
       if (is_product(user) && !side_summed_by_product(user)) {
         return fmt::format("the product at {} reads them", describe(user->getLoc()));
       }

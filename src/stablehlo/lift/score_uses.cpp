@@ -180,7 +180,12 @@ ScoreUses UseReader::read() {
 }
 
 bool UseReader::read_user(mlir::Operation* user, mlir::Operation* operand) {
-  const auto end = [&](const std::optional<Refusal>& why) {
+  // These reasons are worded for operations between the two products.
+  constexpr Reason kOfOperationsBetween[] = {Reason::kProductBetween, Reason::kReducesOverMore, Reason::kNotUnderstood};
+  const auto end = [&](std::optional<Refusal> why) {
+    if (why && llvm::is_contained(kOfOperationsBetween, why->reason)) {
+      why.reset();
+    }
     const std::string name = user->getName().getStringRef().str();
     const std::string place = describe(user->getLoc());
     uses_.ends[user] =

@@ -53,10 +53,13 @@ struct GradientProduct {
 // `value_depth`: the atoms over which such a product sums.
 std::vector<GradientProduct> gradient_products(const Plane& plane, const std::vector<int>& value_depth);
 
-// A sum of a formula of the score plane over all dimensions of the plane that the result does not have.
+// A sum of a formula over the score plane, or over its rows.
 struct PlaneSum {
   PlacedTensor tensor;
   SymId formula = kNoSym;
+  // The atoms of the value whose elements are summed, sorted: it has `formula` at each of their places, also along
+  // dimensions on which the formula does not depend. The sum is over those that `tensor` does not have.
+  std::vector<int> atoms;
 };
 
 // A tensor that the score reads, and the indices at which it does: a captured tensor, or one computed from captured

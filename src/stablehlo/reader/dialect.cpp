@@ -97,6 +97,17 @@ class SdyDialect : public TextDialect {
       : TextDialect(getDialectNamespace(), owner, mlir::TypeID::get<SdyDialect>()) {}
 };
 
+// Operations of older exporters. None has a meaning here: they are kept.
+class MhloDialect : public TextDialect {
+ public:
+  MLIR_DEFINE_EXPLICIT_INTERNAL_INLINE_TYPE_ID(MhloDialect)
+  static constexpr llvm::StringLiteral getDialectNamespace() { return llvm::StringLiteral("mhlo"); }
+  explicit MhloDialect(mlir::MLIRContext* owner)
+      : TextDialect(getDialectNamespace(), owner, mlir::TypeID::get<MhloDialect>()) {}
+
+  std::optional<ParseOpHook> getParseOperationHook(mlir::StringRef) const override { return elementwise_hook(); }
+};
+
 }  // namespace
 
 OpKind kind_of(mlir::OperationName name) {
@@ -110,8 +121,9 @@ OpKind kind_of(mlir::OperationName name) {
 }
 
 void register_dialects(mlir::DialectRegistry& registry) {
-  registry.insert<StablehloDialect, ChloDialect, SdyDialect, mlir::func::FuncDialect, mlir::arith::ArithDialect,
-                  mlir::tensor::TensorDialect, mlir::shape::ShapeDialect, mlir::quant::QuantDialect>();
+  registry.insert<StablehloDialect, ChloDialect, SdyDialect, MhloDialect, mlir::func::FuncDialect,
+                  mlir::arith::ArithDialect, mlir::tensor::TensorDialect, mlir::shape::ShapeDialect,
+                  mlir::quant::QuantDialect>();
 }
 
 }  // namespace flashlift::stablehlo

@@ -1,4 +1,4 @@
-// The dialects stablehlo, chlo and sdy, as far as this project needs them: operations stay unregistered (their
+// The dialects stablehlo, chlo, sdy and mhlo, as far as this project needs them: operations stay unregistered (their
 // attributes are in the property dictionary that the generic form writes as <{...}>), a hook reads their pretty form,
 // and attributes and types are kept as text in a canonical form.
 //
@@ -15,8 +15,8 @@ class DialectRegistry;
 
 namespace flashlift::stablehlo {
 
-// Registers stablehlo, chlo and sdy, and the upstream dialects that modules contain in their pretty form (func, arith,
-// tensor, shape, quant).
+// Registers stablehlo, chlo, sdy and mhlo, and the upstream dialects that modules contain in their pretty form (func,
+// arith, tensor, shape, quant).
 void register_dialects(mlir::DialectRegistry& registry);
 
 // The kind of an operation of stablehlo, chlo and sdy, otherwise kOther. The lift asks for it at each of its steps: the

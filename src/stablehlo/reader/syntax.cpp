@@ -223,6 +223,26 @@ ParseResult refuse_unknown(mlir::OpAsmParser& parser, mlir::OperationState& resu
          << "form, \"" << result.name.getStringRef() << "\"(...)";
 }
 
+ParseResult parse_elementwise(mlir::OpAsmParser& parser, mlir::OperationState& result) {
+  static constexpr OpInfo kUnknown{};
+  SyntaxState state{parser, result, kUnknown, parser.getCurrentLocation()};
+  do {
+    mlir::OpAsmParser::UnresolvedOperand operand;
+    const mlir::OptionalParseResult parsed = parser.parseOptionalOperand(operand);
+    if (!parsed.has_value()) {
+      return refuse_unknown(parser, result);
+    }
+    if (*parsed) {
+      return failure();
+    }
+    state.operands.push_back(operand);
+  } while (succeeded(parser.parseOptionalComma()));
+  if (parser.parseOptionalAttrDict(result.attributes)) {
+    return failure();
+  }
+  return parser.parseOptionalColon() ? refuse_unknown(parser, result) : parse_short_types(state, "same");
+}
+
 // ParseOpHook is a reference to a function object that must outlive the parse. There is one for each operation, created
 // once.
 using Hooks = std::vector<std::function<ParseResult(mlir::OpAsmParser&, mlir::OperationState&)>>;
@@ -246,6 +266,11 @@ const Hooks& hooks() {
 
 std::optional<mlir::Dialect::ParseOpHook> parse_hook(const OpInfo* op) {
   return mlir::Dialect::ParseOpHook(hooks()[op ? static_cast<size_t>(op->kind) : 0]);
+}
+
+mlir::Dialect::ParseOpHook elementwise_hook() {
+  static const std::function<ParseResult(mlir::OpAsmParser&, mlir::OperationState&)> hook = parse_elementwise;
+  return mlir::Dialect::ParseOpHook(hook);
 }
 
 }  // namespace flashlift::stablehlo

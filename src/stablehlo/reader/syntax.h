@@ -29,4 +29,8 @@ namespace flashlift::stablehlo {
 // The hook that reads `op`'s pretty form; for an operation without one (or unknown: null) a hook that says so.
 std::optional<mlir::Dialect::ParseOpHook> parse_hook(const OpInfo* op);
 
+// The hook for operations that are not in the table. It reads the pretty form of elementwise ones, `%x, %y : type` or
+// `%x, %y : function type`, and says of any other that it is not known.
+mlir::Dialect::ParseOpHook elementwise_hook();
+
 }  // namespace flashlift::stablehlo

@@ -408,9 +408,8 @@ bool dies_with(mlir::Operation* op, mlir::Operation* unread, llvm::DenseMap<mlir
   return dies;
 }
 
-}  // namespace
-
-std::optional<Rearrangement> join_parts_of_keys(mlir::Operation* product) {
+// `is_read_elsewhere`: whether the scores of the parts have other users than the two products of values.
+std::optional<Rearrangement> join(mlir::Operation* product, bool& is_read_elsewhere) {
   mlir::Operation* op = product;
   while (op->hasOneUse() && (kind(op) != OpKind::kAdd)) {
     mlir::Operation* user = *op->user_begin();
@@ -454,11 +453,27 @@ std::optional<Rearrangement> join_parts_of_keys(mlir::Operation* product) {
   // Scores with other users are computed anyway, so that joining them would save nothing.
   llvm::DenseMap<mlir::Operation*, bool> known;
   const auto dies = [&](mlir::Operation* scores) { return dies_with(scores, last, known); };
-  if (joiner.joined_products().empty() || !llvm::all_of(joiner.joined_products(), dies)) {
+  is_read_elsewhere = !llvm::all_of(joiner.joined_products(), dies);
+  if (joiner.joined_products().empty() || is_read_elsewhere) {
     take_back(found);
     return std::nullopt;
   }
   return found;
+}
+
+}  // namespace
+
+std::optional<Rearrangement> join_parts_of_keys(mlir::Operation* product) {
+  bool is_read_elsewhere = false;
+  return join(product, is_read_elsewhere);
+}
+
+bool has_parts_of_keys_read_elsewhere(mlir::Operation* product) {
+  bool is_read_elsewhere = false;
+  if (const auto joined = join(product, is_read_elsewhere)) {
+    take_back(*joined);
+  }
+  return is_read_elsewhere;
 }
 
 }  // namespace flashlift::stablehlo

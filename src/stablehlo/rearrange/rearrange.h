@@ -23,6 +23,8 @@ struct Rearrangement {
 // Replaces the sum of two products of the same softmax's probabilities, over two parts of the keys, by one product over
 // all keys. It concatenates the keys and values of both parts.
 std::optional<Rearrangement> join_parts_of_keys(mlir::Operation* product);
+// Whether it would, but the scores of these parts are read elsewhere, too, and must be computed anyway.
+bool has_parts_of_keys_read_elsewhere(mlir::Operation* product);
 // For probabilities times a number for each key, such as scales of 8-bit values: multiplies the values by it instead.
 std::optional<Rearrangement> move_weights_to_values(mlir::Operation* product);
 // For probabilities times a number for each row, or for some rows (such as those of padded queries, or of heads):
