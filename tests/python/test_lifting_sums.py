@@ -112,7 +112,7 @@ def test_row_sums_of_masked_exponentials_are_no_products():
         e = jnp.exp(scores(q, k)) * mask
         return weigh(e, v) / e.sum(-1, keepdims=True)
 
-    assert_left_alone(attend, *one_query(), words="weights of their own")
+    assert_left_alone(attend, *one_query(), words="multiplied by a float tensor")
 
     def keep(q, k, v):
         e = jnp.where(mask > 0, jnp.exp(scores(q, k)), 0)

@@ -9,7 +9,7 @@
 namespace flashlift::stablehlo {
 namespace {
 
-constexpr int kMostSteps = 12;  // from a sum back to the values of the plane
+constexpr int kMostSteps = 12;  // between sums and values of the plane
 
 bool is_addition_from_zero(const Reduction& how) {
   return how.reducer == Reducer::kAdd && how.inputs.size() == 1 && splat(how.inits[0]) == 0.0;
@@ -36,20 +36,22 @@ void GradientSums::leave_out_steps() {
     return op->getNumResults() == 1 &&
            llvm::any_of(sums_, [&](const SumExit& exit) { return exit.sum.tensor.value == op->getResult(0); });
   };
-  llvm::DenseMap<mlir::Operation*, bool> known;
-  const std::function<bool(mlir::Operation*)> leads_to_sums = [&](mlir::Operation* op) {
-    const auto [found, is_new] = known.try_emplace(op, false);
-    if (is_new) {
-      const bool leads =
-          is_inner(op) || (is_removable(op) && (defines_sum(op) || llvm::all_of(op->getUsers(), leads_to_sums)));
-      known[op] = leads;
-      return leads;
-    }
-    return found->second;
+  // A gradient may flow through the rest of a backward pass: what is far away is not followed.
+  const std::function<bool(mlir::Value, int)> leads_to_sums = [&](mlir::Value value, int steps) {
+    return steps < kMostSteps &&
+           llvm::all_of(
+               value.getUsers(),
+               [&](mlir::Operation* user) {
+                 return is_inner(user) ||
+                        (is_removable(user) &&
+                         (defines_sum(user) || llvm::all_of(user->getResults(), [&](mlir::Value result) {
+                            return leads_to_sums(result, steps + 1);
+                          })));
+               });
   };
   std::vector<SumExit> needed;
   for (const SumExit& exit : sums_) {
-    if (!llvm::all_of(mlir::Value(exit.sum.tensor.value).getUsers(), leads_to_sums)) {
+    if (!leads_to_sums(exit.sum.tensor.value, 0)) {
       needed.push_back(exit);
     }
   }
