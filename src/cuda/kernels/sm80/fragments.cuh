@@ -71,9 +71,11 @@ __device__ __forceinline__ void clear(float (&sums)[kFragments][kCount]) {
   }
 }
 
-// sums += A * B, over kSteps times 16. Loads matrices one step ahead of the products that use them.
-template <int kSteps, typename Left, typename Right, int kFragments, int kCount>
-__device__ __forceinline__ void multiply(float (&sums)[kFragments][kCount], const Left& left, const Right& right) {
+// sums += A * B, over kSteps times 16. Loads matrices one step ahead of the products that use them. Calls between(i), i
+// from 0 to kSteps * kCount / 8 - 1, after the products of each pair of columns in each step.
+template <int kSteps, typename Left, typename Right, int kFragments, int kCount, typename Between>
+__device__ __forceinline__ void multiply(float (&sums)[kFragments][kCount], const Left& left, const Right& right,
+                                         const Between& between) {
   constexpr int kPairs = kCount / 8;
   u32 a[2][kFragments][4];
   u32 b[2][4];
@@ -101,8 +103,14 @@ __device__ __forceinline__ void multiply(float (&sums)[kFragments][kCount], cons
         multiply_add(sums[f] + 8 * pair, a[step % 2][f], b[i % 2][0], b[i % 2][1]);
         multiply_add(sums[f] + 8 * pair + 4, a[step % 2][f], b[i % 2][2], b[i % 2][3]);
       }
+      between(i);
     }
   }
+}
+
+template <int kSteps, typename Left, typename Right, int kFragments, int kCount>
+__device__ __forceinline__ void multiply(float (&sums)[kFragments][kCount], const Left& left, const Right& right) {
+  multiply<kSteps>(sums, left, right, [](int) {});
 }
 
 }  // namespace flashlift::cuda
