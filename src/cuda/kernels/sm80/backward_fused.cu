@@ -39,9 +39,9 @@ using KeySums = float[kFragments][FL_QK_DIM / kKeyColumnWarps / 2];
 using QuerySums = float[kFragments][FL_QK_DIM / kQueryColumnWarps / 2];
 constexpr int kQuerySums = kFragments * FL_QK_DIM / kQueryColumnWarps / 2;
 
-// Additions to d_q wait in the queue through which matrices are loaded from shared memory. They therefore come one by
-// one between the products of d_k, unless another block has products meanwhile.
-constexpr bool kSpreadsAdditions = kStages > 1 && FL_BLOCKS == 1;
+// Additions to d_q wait in the queue through which matrices are loaded from shared memory. With two stages they therefore
+// come one by one between the products of d_k.
+constexpr bool kSpreadsAdditions = kStages > 1;
 
 constexpr bool kMayMask = FL_HAS_MASK_MOD || FL_REDO_ALL;
 constexpr bool kTwoFactors = FL_HAS_DERIVATIVE || FL_DROPOUT;
@@ -65,49 +65,24 @@ __device__ __forceinline__ int sum_place(int i) {
   return i / kTogether * (kThreads * kTogether) + static_cast<int>(threadIdx.x) * kTogether + i % kTogether;
 }
 
-__device__ __forceinline__ void store_sums(float* sums, const float* x) {
-#pragma unroll
-  for (int i = 0; i < 4; i += kTogether) {
-    if constexpr (kTogether == 4) {
-      asm volatile("st.global.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(sums), "f"(x[0]), "f"(x[1]), "f"(x[2]), "f"(x[3])
-                   : "memory");
-    } else {
-      asm volatile("st.global.f32 [%0], %1;" ::"l"(sums + i * kThreads), "f"(x[i]) : "memory");
-    }
-  }
-}
-
-__device__ __forceinline__ void add_sums(float* sums, const float* x) {
-#pragma unroll
-  for (int i = 0; i < 4; i += kTogether) {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(sums), "f"(x[0]), "f"(x[1]),
-                 "f"(x[2]), "f"(x[3])
-                 : "memory");
-#else
-    asm volatile("red.relaxed.gpu.global.add.f32 [%0], %1;" ::"l"(sums + i * kThreads), "f"(x[i]) : "memory");
-#endif
-  }
-}
-
-// Stores or adds. In one statement: ptxas makes it a branch around the addition, which stays where it is, whereas it
-// moves an addition without a branch before all products.
-__device__ __forceinline__ void store_or_add_sums(float* sums, bool stores, const float* x) {
+// Adds four elements to their sums; the first part of all is stored. In one statement: ptxas makes it a branch around the
+// addition, which stays where it is, whereas it moves an addition without a branch before all products.
+__device__ __forceinline__ void add_sums(float* sums, bool first, const float* x) {
 #if __CUDA_ARCH__ >= 900
   asm volatile(
-      "{\n.reg .pred stores;\nsetp.ne.s32 stores, %5, 0;\n"
-      "@stores st.global.v4.f32 [%0], {%1, %2, %3, %4};\n"
-      "@!stores red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};\n}" ::"l"(sums),
-      "f"(x[0]), "f"(x[1]), "f"(x[2]), "f"(x[3]), "r"(static_cast<int>(stores))
+      "{\n.reg .pred first;\nsetp.ne.s32 first, %5, 0;\n"
+      "@first st.global.v4.f32 [%0], {%1, %2, %3, %4};\n"
+      "@!first red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};\n}" ::"l"(sums),
+      "f"(x[0]), "f"(x[1]), "f"(x[2]), "f"(x[3]), "r"(static_cast<int>(first))
       : "memory");
 #else
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     asm volatile(
-        "{\n.reg .pred stores;\nsetp.ne.s32 stores, %2, 0;\n"
-        "@stores st.global.f32 [%0], %1;\n"
-        "@!stores red.relaxed.gpu.global.add.f32 [%0], %1;\n}" ::"l"(sums + i * kThreads),
-        "f"(x[i]), "r"(static_cast<int>(stores))
+        "{\n.reg .pred first;\nsetp.ne.s32 first, %2, 0;\n"
+        "@first st.global.f32 [%0], %1;\n"
+        "@!first red.relaxed.gpu.global.add.f32 [%0], %1;\n}" ::"l"(sums + i * kThreads),
+        "f"(x[i]), "r"(static_cast<int>(first))
         : "memory");
   }
 #endif
@@ -310,6 +285,11 @@ __device__ __forceinline__ void store_gradients(const float (&sums)[kFragments][
         store_gradient_row(x, r, factor, head + row * strides.row, strides.column, paired,
                            16 * (kColumnWarps * pair + column_warp), columns);
       }
+      if constexpr (kCount % 8 != 0) {
+        const float x[4] = {sums[f][kCount - 4], sums[f][kCount - 3], sums[f][kCount - 2], sums[f][kCount - 1]};
+        store_gradient_row(x, r, factor, head + row * strides.row, strides.column, paired,
+                           16 * kColumnWarps * (kCount / 8) + 8 * column_warp, columns);
+      }
     }
   }
 }
@@ -401,21 +381,6 @@ extern "C" __global__ void __launch_bounds__(kThreads, FL_BLOCKS)
       last = last_adder(tiles.last_adders + visit.place);
     }
   };
-  constexpr int kHalf = kQuerySums / kFragments;
-  const auto add_d_q = [&](const QueryVisit& visit, const QuerySums& d_q) {
-    float* const sums = tiles.d_q_sums + visit.place * (FL_BLOCK_M * FL_QK_DIM);
-    if (visit.before < 0) {
-#pragma unroll
-      for (int i = 0; i < kQuerySums; i += 4) {
-        store_sums(sums + sum_place(i), d_q[i / kHalf] + i % kHalf);
-      }
-      return;
-    }
-#pragma unroll
-    for (int i = 0; i < kQuerySums; i += 4) {
-      add_sums(sums + sum_place(i), d_q[i / kHalf] + i % kHalf);
-    }
-  };
 #pragma unroll 1
   for (int round = 0; visits.visit(round).h >= 0; ++round) {
     const QueryVisit& visit = visits.visit(round);  // of which every use is read anew: registers are short
@@ -490,10 +455,6 @@ extern "C" __global__ void __launch_bounds__(kThreads, FL_BLOCKS)
       multiply<FL_BLOCK_M / 16>(d_v, LeftColumns<ProbabilityTile>(shared.p, first_key),
                                 RightColumns<DOutTile, kKeyColumnWarps>(d_out, key_column));
     };
-    const auto multiply_d_k = [&] {
-      multiply<FL_BLOCK_M / 16>(d_k, LeftColumns<ProbabilityTile>(shared.ds, first_key),
-                                RightColumns<QTile, kKeyColumnWarps>(q, key_column));
-    };
     QuerySums d_q;
     const auto take_turn = [&] {
       if (careful) {
@@ -509,29 +470,30 @@ extern "C" __global__ void __launch_bounds__(kThreads, FL_BLOCKS)
       }
       wait_for_turn(visit, last);
     };
+    constexpr int kAdditions = kQuerySums / 4;  // of a thread, each of four elements
+    const auto add_d_q = [&](float* sums, bool first, int addition) {
+      constexpr int kHalf = kQuerySums / kFragments;
+      const int i = 4 * addition;
+      add_sums(sums + sum_place(i), first, d_q[i / kHalf] + i % kHalf);
+    };
     if (kSpreadsAdditions) {
       multiply_d_v();
       take_turn();
       float* const sums = tiles.d_q_sums + visit.place * (FL_BLOCK_M * FL_QK_DIM);
       const bool first = visit.before < 0;
       constexpr int kPlaces = FL_BLOCK_M / 16 * (FL_QK_DIM / kKeyColumnWarps / 16);
-      constexpr int kAdditions = kQuerySums / 4;
       const auto add_between = [&](int place) {
 #pragma unroll
-        for (int i = place * kAdditions / kPlaces * 4; i < (place + 1) * kAdditions / kPlaces * 4; i += 4) {
-          store_or_add_sums(sums + sum_place(i), first, d_q[i / kHalf] + i % kHalf);
+        for (int i = place * kAdditions / kPlaces; i < (place + 1) * kAdditions / kPlaces; ++i) {
+          add_d_q(sums, first, i);
         }
       };
       multiply<FL_BLOCK_M / 16>(d_k, LeftColumns<ProbabilityTile>(shared.ds, first_key),
                                 RightColumns<QTile, kKeyColumnWarps>(q, key_column), add_between);
-    } else if (kStages > 1) {
-      multiply_d_v();
-      take_turn();
-      add_d_q(visit, d_q);
-      multiply_d_k();  // while the additions are under way
     } else {
       multiply_d_v();
-      multiply_d_k();
+      multiply<FL_BLOCK_M / 16>(d_k, LeftColumns<ProbabilityTile>(shared.ds, first_key),
+                                RightColumns<QTile, kKeyColumnWarps>(q, key_column));
       __syncthreads();  // all warps have done with this tile's queries
       const QueryVisit& next = visits.visit(round + 1);
       if (next.h >= 0) {
@@ -539,7 +501,12 @@ extern "C" __global__ void __launch_bounds__(kThreads, FL_BLOCKS)
       }
       copy_commit();
       take_turn();
-      add_d_q(visit, d_q);
+      float* const sums = tiles.d_q_sums + visit.place * (FL_BLOCK_M * FL_QK_DIM);
+      const bool first = visit.before < 0;
+#pragma unroll
+      for (int i = 0; i < kAdditions; ++i) {
+        add_d_q(sums, first, i);
+      }
     }
     if (visits.visit(round + 1).h < 0) {
       __syncthreads();
