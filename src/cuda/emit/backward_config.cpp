@@ -116,8 +116,7 @@ struct FusedTiles {
   int narrowest, widest;  // the narrowest and widest rows for these tiles
 };
 constexpr FusedTiles kFusedTiles[] = {
-    {128, 128, 8, 2, 1, 1, 64},  {64, 64, 4, 1, 2, 1, 64},    {64, 128, 8, 2, 1, 97, 128},
-    {64, 64, 4, 2, 2, 1, 96},    {64, 64, 4, 1, 2, 1, 96},    {64, 64, 4, 1, 1, 1, 128},
+    {128, 128, 8, 2, 1, 1, 64},  {64, 128, 8, 2, 1, 65, 128}, {64, 64, 4, 1, 2, 1, 96},   {64, 64, 4, 1, 1, 1, 128},
     {64, 64, 8, 2, 1, 129, 256}, {64, 64, 8, 1, 1, 129, 256}, {64, 32, 4, 1, 1, 129, 256}};
 
 int64_t fused_shared_bytes(const ForwardConfig& config) {
@@ -159,11 +158,15 @@ Result<Sm80FusedKernel> choose_sm80_fused(const Problem& problem, int architectu
   config.architecture = architecture;
   config.fragments = 2;
   for (const FusedTiles& tiles : kFusedTiles) {
-    // Each warp has whole pairs of 8 columns of each sum.
+    // The warps that share the columns of a sum have 16 at a time. Four warps may have 8 of the last 32.
     constexpr int kWarpRows = 32;
+    constexpr int64_t kLastColumns = 32;
     const int column_warps = std::max(tiles.warps * kWarpRows / tiles.keys, tiles.warps * kWarpRows / tiles.queries);
-    config.head_dim_padded = static_cast<int>(round_up(problem.head_dim, int64_t{16} * column_warps));
-    config.value_dim_padded = static_cast<int>(round_up(problem.value_dim, int64_t{16} * column_warps));
+    const auto padded = [&](int64_t dim) {
+      return static_cast<int>(std::max(round_up(dim, kLastColumns), int64_t{16} * column_warps));
+    };
+    config.head_dim_padded = padded(problem.head_dim);
+    config.value_dim_padded = padded(problem.value_dim);
     config.q_tile = tiles.queries;
     config.kv_tile = tiles.keys;
     config.threads = 32 * tiles.warps;

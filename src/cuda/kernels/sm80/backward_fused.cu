@@ -39,6 +39,10 @@ using KeySums = float[kFragments][FL_QK_DIM / kKeyColumnWarps / 2];
 using QuerySums = float[kFragments][FL_QK_DIM / kQueryColumnWarps / 2];
 constexpr int kQuerySums = kFragments * FL_QK_DIM / kQueryColumnWarps / 2;
 
+// Additions to d_q wait in the queue through which matrices are loaded from shared memory. With two stages they therefore
+// come one by one between the products of d_k.
+constexpr bool kSpreadsAdditions = kStages > 1;
+
 constexpr bool kMayMask = FL_HAS_MASK_MOD || FL_REDO_ALL;
 constexpr bool kTwoFactors = FL_HAS_DERIVATIVE || FL_DROPOUT;
 
@@ -61,29 +65,27 @@ __device__ __forceinline__ int sum_place(int i) {
   return i / kTogether * (kThreads * kTogether) + static_cast<int>(threadIdx.x) * kTogether + i % kTogether;
 }
 
-__device__ __forceinline__ void store_sums(float* sums, const float* x) {
-#pragma unroll
-  for (int i = 0; i < 4; i += kTogether) {
-    if constexpr (kTogether == 4) {
-      asm volatile("st.global.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(sums), "f"(x[0]), "f"(x[1]), "f"(x[2]), "f"(x[3])
-                   : "memory");
-    } else {
-      asm volatile("st.global.f32 [%0], %1;" ::"l"(sums + i * kThreads), "f"(x[i]) : "memory");
-    }
-  }
-}
-
-__device__ __forceinline__ void add_sums(float* sums, const float* x) {
-#pragma unroll
-  for (int i = 0; i < 4; i += kTogether) {
+// Adds four elements to their sums; the first part of all is stored. In one statement: ptxas makes it a branch around the
+// addition, which stays where it is, whereas it moves an addition without a branch before all products.
+__device__ __forceinline__ void add_sums(float* sums, bool first, const float* x) {
 #if __CUDA_ARCH__ >= 900
-    asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(sums), "f"(x[0]), "f"(x[1]),
-                 "f"(x[2]), "f"(x[3])
-                 : "memory");
+  asm volatile(
+      "{\n.reg .pred first;\nsetp.ne.s32 first, %5, 0;\n"
+      "@first st.global.v4.f32 [%0], {%1, %2, %3, %4};\n"
+      "@!first red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};\n}" ::"l"(sums),
+      "f"(x[0]), "f"(x[1]), "f"(x[2]), "f"(x[3]), "r"(static_cast<int>(first))
+      : "memory");
 #else
-    asm volatile("red.relaxed.gpu.global.add.f32 [%0], %1;" ::"l"(sums + i * kThreads), "f"(x[i]) : "memory");
-#endif
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    asm volatile(
+        "{\n.reg .pred first;\nsetp.ne.s32 first, %2, 0;\n"
+        "@first st.global.f32 [%0], %1;\n"
+        "@!first red.relaxed.gpu.global.add.f32 [%0], %1;\n}" ::"l"(sums + i * kThreads),
+        "f"(x[i]), "r"(static_cast<int>(first))
+        : "memory");
   }
+#endif
 }
 
 // Of a thread's rows: lse, or delta.
@@ -283,6 +285,11 @@ __device__ __forceinline__ void store_gradients(const float (&sums)[kFragments][
         store_gradient_row(x, r, factor, head + row * strides.row, strides.column, paired,
                            16 * (kColumnWarps * pair + column_warp), columns);
       }
+      if constexpr (kCount % 8 != 0) {
+        const float x[4] = {sums[f][kCount - 4], sums[f][kCount - 3], sums[f][kCount - 2], sums[f][kCount - 1]};
+        store_gradient_row(x, r, factor, head + row * strides.row, strides.column, paired,
+                           16 * kColumnWarps * (kCount / 8) + 8 * column_warp, columns);
+      }
     }
   }
 }
@@ -360,30 +367,18 @@ extern "C" __global__ void __launch_bounds__(kThreads, FL_BLOCKS)
   const auto release = [&](const QueryVisit& of) {
     asm volatile("st.release.gpu.s32 [%0], %1;" ::"l"(tiles.last_adders + of.place), "r"(keys.index + 1) : "memory");
   };
-  // The block's part of d_q in its turn. last: the last adder, as it was.
-  const auto add_queries = [&](const QueryVisit& visit, int last) {
-    QuerySums d_q;
+  const auto multiply_d_q = [&](QuerySums& d_q) {
     clear(d_q);
     const u32 thread_warp = opaque(threadIdx.x) / 32;
     multiply<FL_BLOCK_N / 16>(d_q, LeftRows<ProbabilityTile>(shared.ds, thread_warp % kQueryWarps * kWarpRows),
                               RightColumns<KTile, kQueryColumnWarps>(shared.k, thread_warp / kQueryWarps));
-    float* const sums = tiles.d_q_sums + visit.place * (FL_BLOCK_M * FL_QK_DIM);
-    constexpr int kHalf = kQuerySums / kFragments;
+  };
+  // Waits for the block's turn to add to d_q. last: the last adder, as it was.
+  const auto wait_for_turn = [&](const QueryVisit& visit, int last) {
     const int before = visit.before;
-    if (before < 0) {
-#pragma unroll
-      for (int i = 0; i < kQuerySums; i += 4) {
-        store_sums(sums + sum_place(i), d_q[i / kHalf] + i % kHalf);
-      }
-      return;
-    }
     // What was added before the adder told of it is in memory: an addition that is begun now comes after it.
-    while (last != before + 1) {
+    while (before >= 0 && last != before + 1) {
       last = last_adder(tiles.last_adders + visit.place);
-    }
-#pragma unroll
-    for (int i = 0; i < kQuerySums; i += 4) {
-      add_sums(sums + sum_place(i), d_q[i / kHalf] + i % kHalf);
     }
   };
 #pragma unroll 1
@@ -460,37 +455,58 @@ extern "C" __global__ void __launch_bounds__(kThreads, FL_BLOCKS)
       multiply<FL_BLOCK_M / 16>(d_v, LeftColumns<ProbabilityTile>(shared.p, first_key),
                                 RightColumns<DOutTile, kKeyColumnWarps>(d_out, key_column));
     };
-    const auto multiply_d_k = [&] {
-      multiply<FL_BLOCK_M / 16>(d_k, LeftColumns<ProbabilityTile>(shared.ds, first_key),
-                                RightColumns<QTile, kKeyColumnWarps>(q, key_column));
-    };
-    const auto add_d_q = [&] {
+    QuerySums d_q;
+    const auto take_turn = [&] {
       if (careful) {
         __syncthreads();
         clean(shared.k, KTile::kBytes);
         __syncthreads();
       }
-      add_queries(visit, last);
+      multiply_d_q(d_q);
       if (careful) {
         __syncthreads();
         load_keys();
         copy_commit();
       }
+      wait_for_turn(visit, last);
     };
-    if (kStages > 1) {
+    constexpr int kAdditions = kQuerySums / 4;  // of a thread, each of four elements
+    const auto add_d_q = [&](float* sums, bool first, int addition) {
+      constexpr int kHalf = kQuerySums / kFragments;
+      const int i = 4 * addition;
+      add_sums(sums + sum_place(i), first, d_q[i / kHalf] + i % kHalf);
+    };
+    if (kSpreadsAdditions) {
       multiply_d_v();
-      add_d_q();
-      multiply_d_k();  // while the additions are under way
+      take_turn();
+      float* const sums = tiles.d_q_sums + visit.place * (FL_BLOCK_M * FL_QK_DIM);
+      const bool first = visit.before < 0;
+      constexpr int kPlaces = FL_BLOCK_M / 16 * (FL_QK_DIM / kKeyColumnWarps / 16);
+      const auto add_between = [&](int place) {
+#pragma unroll
+        for (int i = place * kAdditions / kPlaces; i < (place + 1) * kAdditions / kPlaces; ++i) {
+          add_d_q(sums, first, i);
+        }
+      };
+      multiply<FL_BLOCK_M / 16>(d_k, LeftColumns<ProbabilityTile>(shared.ds, first_key),
+                                RightColumns<QTile, kKeyColumnWarps>(q, key_column), add_between);
     } else {
       multiply_d_v();
-      multiply_d_k();
+      multiply<FL_BLOCK_M / 16>(d_k, LeftColumns<ProbabilityTile>(shared.ds, first_key),
+                                RightColumns<QTile, kKeyColumnWarps>(q, key_column));
       __syncthreads();  // all warps have done with this tile's queries
       const QueryVisit& next = visits.visit(round + 1);
       if (next.h >= 0) {
         load_queries(next, 0);
       }
       copy_commit();
-      add_d_q();
+      take_turn();
+      float* const sums = tiles.d_q_sums + visit.place * (FL_BLOCK_M * FL_QK_DIM);
+      const bool first = visit.before < 0;
+#pragma unroll
+      for (int i = 0; i < kAdditions; ++i) {
+        add_d_q(sums, first, i);
+      }
     }
     if (visits.visit(round + 1).h < 0) {
       __syncthreads();

@@ -38,6 +38,14 @@ __device__ __forceinline__ void load_matrices_transposed(u32 (&x)[4], u32 addres
                : "memory");
 }
 
+// Two of them: lane i below 16 gives the address of row i % 8 of matrix i / 8.
+__device__ __forceinline__ void load_matrices_transposed(u32 (&x)[2], u32 address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0, %1}, [%2];"
+               : "=r"(x[0]), "=r"(x[1])
+               : "r"(address)
+               : "memory");
+}
+
 // d[16 x 8] += a[16 x 16] * b[16 x 8]
 __device__ __forceinline__ void multiply_add(float* d, const u32 (&a)[4], u32 b0, u32 b1) {
 #if FL_BF16
