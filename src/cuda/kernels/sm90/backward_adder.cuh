@@ -66,6 +66,7 @@ __device__ __forceinline__ void add_parts(const SharedLayout& shared, const RowT
         barrier_arrive(empty);
       }
     } else {
+      fence_async();
       float* const sums = tiles.d_q_sums + static_cast<long long>(place) * kPartFloats;
       if (before >= 0) {
         if (!turn) {

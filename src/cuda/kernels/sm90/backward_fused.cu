@@ -262,7 +262,6 @@ struct FusedConsumer : Consumer {
       store_matrices(address + step / 4 * kGradientBoxBytes + ((lane / 16 + step % 4 * 2) ^ (lane % 8)) * 16,
                      &ds[4 * step]);
     }
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
     release(shared.gradients_full + 8 * stage);
   }
 
@@ -277,6 +276,7 @@ struct FusedConsumer : Consumer {
     const u32 queries = kPartsOfQueries ? warpgroup * kGradientBoxBytes : 0;
     const u64 d_s = descriptor_n_major(shared.gradients + stage * kGradientBytes + queries, 0);
     const u64 keys = descriptor_n_major(shared.rows_qk + columns, 0);
+    fence_async();
     wgmma_fence();
     wgmma_dq<kRowQkBytes / 16>(part, d_s, keys);
     wgmma_commit();
@@ -298,7 +298,6 @@ struct FusedConsumer : Consumer {
                      "f"(part[4 * i + 1]), "f"(part[4 * i + 2]), "f"(part[4 * i + 3])
                      : "memory");
       }
-      asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
     }
     release(shared.parts_full + 8 * warpgroup);
   }

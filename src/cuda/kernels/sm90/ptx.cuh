@@ -36,6 +36,11 @@ __device__ __forceinline__ void barrier_wait(u32 barrier, u32 parity) {
       : "memory");
 }
 
+// Orders what was written to shared memory before bulk copies and products that read it. Whoever issues them executes
+// this behind the barrier at which the writers arrived: it waits for the thread's own accesses, which a writer has just
+// made, and a reader long ago.
+__device__ __forceinline__ void fence_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
 // Copies one box of a (column, row, head, batch) tensor to shared memory; its bytes count towards `barrier`.
 __device__ __forceinline__ void load_box(u32 destination, const TensorMap& map, u32 barrier, int column, int row,
                                          int head, int batch) {
