@@ -179,10 +179,13 @@ struct Producer {
     load_keys<kVBoxes>(shared.v + ring.stage() * kVBytes, params.v_map, barrier, tile, kv_tile);
   }
 
-  // Pass a stage of K or V without data: consumers wait for both in every round.
+  // Pass a stage of K or V without data: consumers wait for both in every round. Such a round has a key tile after all
+  // keys. (A stage may not have been used before: what its memory holds could be a negative number, at which a
+  // keep mask would be read.)
   __device__ __forceinline__ void pass_k() {
     barrier_wait(shared.k_empty + 8 * ring.stage(), ring.phase() ^ 1);
     if (leads()) {
+      store_shared(shared.kv_tile + 4 * ring.stage(), kNoTile);
       barrier_arrive(shared.k_full + 8 * ring.stage());
     }
   }
