@@ -272,7 +272,9 @@ INSTANTIATE_TEST_SUITE_P(Configurations, FusedBackwardCompiles,
 
 TEST(FusedBackward, CompilesForEveryArchitecture) {
   expect_fused("attn h2 s512 d128 bf16 lse residual causal", {80, 86, 89, 90, 120});
-  expect_fused("attn h2 s512 d64 bf16 lse residual causal", {80, 86});
+  expect_fused("attn h2 s512 d64 bf16 lse residual causal", {80, 86, 90});
+  expect_fused("attn h2 s512 d96 bf16 lse residual", {80, 90});
+  expect_fused("attn h2 s512 d192 bf16 lse residual causal", {86, 120});
   expect_fused("attn h2 s512 d64 bf16 lse out=f32 d_out=inputs", {80});
 }
 

@@ -152,14 +152,28 @@ struct ScorePart {
   }
 };
 
-// Packed pairs of a fragment into a tile of scores.
+// Of a chunk in a row of a tile of scores: the one of a key, or the one after.
+__device__ __forceinline__ u32 score_address(u32 tile, u32 row, u32 key, u32 after) {
+  return FL_BLOCK_N >= 64
+             ? tile + key / 64 * (FL_BLOCK_M * 128) + chunk_offset<64>(row, key % 64 / kChunkElements + after)
+             : tile + chunk_offset<32>(row, key / kChunkElements + after);
+}
+
+// Packed pairs of a fragment into a tile of scores. Stores wait in the same queue as loads of matrices: where one
+// instruction stores four matrices, the queue is shorter.
 __device__ __forceinline__ void store_scores(u32 tile, int fragment, const u32 (&pairs)[kScores / 2]) {
+#if __CUDA_ARCH__ >= 900
+  const u32 thread = opaque(threadIdx.x);
+  const u32 row = thread / 32 % kQueryWarps * kWarpRows + thread % 16 + 16 * fragment;
+  const u32 address = score_address(tile, row, thread / 32 / kQueryWarps * kScoreKeys, thread % 32 / 16);
+#pragma unroll
+  for (int j = 0; j < kScores / 8; ++j) {
+    store_matrices(address ^ (j * 32), pairs + 4 * j);
+  }
+#else
   const ScorePart part;
-  const u32 row = part.row;
   const u32 key = part.key;
-  const u32 address =
-      FL_BLOCK_N >= 64 ? tile + key / 64 * (FL_BLOCK_M * 128) + chunk_offset<64>(row, key % 64 / kChunkElements)
-                       : tile + chunk_offset<32>(row, key / kChunkElements);
+  const u32 address = score_address(tile, part.row, key, 0);
   constexpr int kRowBytes = FL_BLOCK_N >= 64 ? 128 : 64;
 #pragma unroll
   for (int j = 0; j < kScores / 4; ++j) {
@@ -169,6 +183,7 @@ __device__ __forceinline__ void store_scores(u32 tile, int fragment, const u32 (
                    static_cast<int>(pairs[2 * j + r]));
     }
   }
+#endif
 }
 
 using TilePlace = Place<false>;

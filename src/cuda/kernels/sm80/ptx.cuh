@@ -46,6 +46,15 @@ __device__ __forceinline__ void load_matrices_transposed(u32 (&x)[2], u32 addres
                : "memory");
 }
 
+#if __CUDA_ARCH__ >= 900
+// The reverse of load_matrices.
+__device__ __forceinline__ void store_matrices(u32 address, const u32* x) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(x[0]), "r"(x[1]),
+               "r"(x[2]), "r"(x[3])
+               : "memory");
+}
+#endif
+
 // d[16 x 8] += a[16 x 16] * b[16 x 8]
 __device__ __forceinline__ void multiply_add(float* d, const u32 (&a)[4], u32 b0, u32 b1) {
 #if FL_BF16
