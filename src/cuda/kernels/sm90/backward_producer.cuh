@@ -72,9 +72,11 @@ class ColumnTiles {
       return kTileSkipped;
     }
     const int last = min(first + count * FL_BLOCK_N, columns_) - 1;
+    // Rows that do not exist only spoil their own gradients, except in the fused kernel: d_q is a sum over them.
+    const bool rows_exist = !FL_FUSED || last_row - first_row == FL_BLOCK_M - 1;
     return classify_scores(params_, rows_.b, head_, kRowsAreKeys ? first : first_row, kRowsAreKeys ? last : last_row,
                            kRowsAreKeys ? first_row : first, kRowsAreKeys ? last_row : last,
-                           last - first == count * FL_BLOCK_N - 1);
+                           rows_exist && last - first == count * FL_BLOCK_N - 1);
   }
 
   __device__ __forceinline__ void remember_partial(TileKind kind) {
