@@ -196,7 +196,8 @@ INSTANTIATE_TEST_SUITE_P(
         "score, %2; return %3 }",
         // Scores rise beyond the last key, so that the probabilities of keys that do not exist would be infinite.
         "attn h2 s260 d128 bf16 lse score_mod() { %0 = sub kv, q; %1 = to_f32 %0; %2 = add score, %1; return %2 }",
-        "attn h2 sq200 skv270 d64 f16 lse score_mod() { %0 = sub kv, q; %1 = to_f32 %0; %2 = add score, %1; return %2 }",
+        "attn h2 sq200 skv270 d64 f16 lse score_mod() { %0 = sub kv, q; %1 = to_f32 %0; %2 = add score, %1; return %2 "
+        "}",
         // One kernel computes both sums of a key tile; the second sum's operand reuses the memory of the first's.
         "attn h2 s700 dqk192 dv128 f16 lse cu_seqlens causal", "attn hq4 hkv2 sq300 skv420 d160 bf16 lse",
         "attn h2 s300 dqk192 dv128 bf16 lse window=100", "attn b2 h2 sq200 skv333 dqk168 dv136 f16 lse out=f32 sinks=1",
