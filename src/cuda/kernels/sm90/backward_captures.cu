@@ -1,6 +1,7 @@
 // The gradients of captured tensors with Hopper's instructions: the sums that sm80/backward_captures.cu describes, except
-// those of planes (backward_planes.cu). A warpgroup computes s = <q, k> and d_p = <d_out, v> of 64 rows and every visited column tile. Both
-// stay in registers. Warpgroups do not synchronise, so that the products of one overlap with the exponentials of others.
+// those of planes (backward_planes.cu). A warpgroup computes s = <q, k> and d_p = <d_out, v> of 64 rows and every visited
+// column tile. Both stay in registers. Warpgroups do not synchronise, so that the products of one overlap with the
+// exponentials of others.
 #include "cuda/kernels/common/diagonals.cuh"
 #include "cuda/kernels/common/row_sums.cuh"
 #include "cuda/kernels/sm90/backward_producer.cuh"
@@ -21,7 +22,8 @@ struct Consumer {
            static_cast<int>(threadIdx.x) % 32 / 4 + 8 * r;
   }
 
-  // For each column tile: calls prepare(place) while the products run, and then body(s, d_p, place, partial).
+  // For each column tile: calls prepare(place) while the products run, and then body(s, d_p, place, partial). If no
+  // column is visited, the producer sends one tile that stands for none.
   template <typename Prepare, typename Body>
   __device__ __forceinline__ void for_each_tile(const Prepare& prepare, const Body& body) const {
     barrier_wait(shared.rows_full, 0);
