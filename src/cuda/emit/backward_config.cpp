@@ -462,12 +462,13 @@ Result<CaptureConfig> choose_capture_config(const Problem& problem, const Backwa
   const bool has_diagonal = std::ranges::find(loads, CaptureSum::kDiagonal, &CaptureLoad::sum) != loads.end();
   FLASHLIFT_RETURN_IF_ERROR(choose_query_tiles(has_diagonal ? diagonal_bytes : nothing_more, config.config));
   if (std::holds_alternative<Sm90Backward>(main) && problem.d_out_dtype() == problem.dtype && !searches(problem)) {
-    config.queries = sm90_kernel(
-        problem, {.config = {}, .has_fallback = config.has_fallback, .captures = true, .diagonals = has_diagonal});
-    config.keys = sm90_kernel(
-        problem, {.config = {}, .rows_are_keys = true, .has_fallback = config.has_fallback, .captures = true});
-    config.planes =
-        sm90_kernel(problem, {.config = {}, .has_fallback = config.has_fallback, .captures = true, .planes = true});
+    const bool falls_back = config.has_fallback;
+    config.hopper = Sm90CaptureKernels{
+        .queries = sm90_kernel(problem,
+                               {.config = {}, .has_fallback = falls_back, .captures = true, .diagonals = has_diagonal}),
+        .keys =
+            sm90_kernel(problem, {.config = {}, .rows_are_keys = true, .has_fallback = falls_back, .captures = true}),
+        .planes = sm90_kernel(problem, {.config = {}, .has_fallback = falls_back, .captures = true, .planes = true})};
   }
   return config;
 }

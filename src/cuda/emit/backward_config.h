@@ -82,17 +82,21 @@ using BackwardConfig = std::variant<Sm80Backward, Sm90Backward>;
 // For an architecture of at least 80, or 90 itself for Hopper's. Errors: kUnsupported with the reason.
 Result<BackwardConfig> choose_backward_config(const Problem& problem, BackwardKind kind, int architecture);
 
+// Hopper's kernels for gradients of captured tensors (kernels/sm90): for tiles of queries, of keys and of planes.
+struct Sm90CaptureKernels {
+  Sm90BackwardKernel queries;
+  Sm90BackwardKernel keys;
+  Sm90BackwardKernel planes;
+};
+
 // The kernels for gradients of captured tensors (kernels/sm80/backward_captures.cu), which run after those of a main
 // part.
 struct CaptureConfig {
   // The portable kernels: q_tile rows a block, kv_tile columns at a time.
   ForwardConfig config;
-  // Hopper's kernels, which replace the portable ones: all or none.
-  std::optional<Sm90BackwardKernel> queries;
-  std::optional<Sm90BackwardKernel> keys;
-  std::optional<Sm90BackwardKernel> planes;
-  bool makes_rows = false;  // computes the rows' statistics from the scores
-  bool row_tiles = false;   // reads those of the preprocess
+  std::optional<Sm90CaptureKernels> hopper;  // replace the portable ones
+  bool makes_rows = false;                   // computes the rows' statistics from the scores
+  bool row_tiles = false;                    // reads those of the preprocess
   // Whether only the values of a call decide if the preprocess's statistics suit it, as for the main part's fallback.
   // Where they do not, the kernels read the statistics that they compute from the scores.
   bool has_fallback = false;

@@ -135,18 +135,19 @@ CaptureSources capture_sources(const Problem& problem, const CaptureConfig& conf
     return source;
   };
   CaptureSources sources;
-  if (config.queries && (queries || config.makes_rows)) {
-    sources.queries = hopper(*config.queries);
-  }
-  if (config.keys && keys) {
-    sources.keys = hopper(*config.keys);
-  }
-  if (config.planes && planes) {
-    sources.planes = hopper(*config.planes);
-  }
-  if (!config.queries) {
+  if (!config.hopper) {
     sources.portable =
         source_of("cuda/kernels/sm80/backward_captures.cu", generated, definitions(config), config.config.architecture);
+    return sources;
+  }
+  if (queries || config.makes_rows) {
+    sources.queries = hopper(config.hopper->queries);
+  }
+  if (keys) {
+    sources.keys = hopper(config.hopper->keys);
+  }
+  if (planes) {
+    sources.planes = hopper(config.hopper->planes);
   }
   return sources;
 }

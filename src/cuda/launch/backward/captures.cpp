@@ -64,7 +64,7 @@ Result<std::unique_ptr<const CaptureGradients>> CaptureGradients::compile(const 
   const auto count = [&](CaptureSum sum) { return std::ranges::count(loads, sum, &CaptureLoad::sum); };
   const auto keys = count(CaptureSum::kKey);
   const auto planes = count(CaptureSum::kPlane);
-  const Library& of_queries = config.queries ? gradients->hopper_queries_ : gradients->portable_;
+  const Library& of_queries = config.hopper ? gradients->hopper_queries_ : gradients->portable_;
   if (config.makes_rows) {
     FLASHLIFT_RETURN_IF_ERROR(find("flashlift_backward_rows", of_queries, gradients->of_queries(), gradients->rows_));
   }
@@ -74,12 +74,12 @@ Result<std::unique_ptr<const CaptureGradients>> CaptureGradients::compile(const 
   }
   if (keys > 0) {
     FLASHLIFT_RETURN_IF_ERROR(find("flashlift_key_gradients",
-                                   config.keys ? gradients->hopper_keys_ : gradients->portable_, gradients->of_keys(),
+                                   config.hopper ? gradients->hopper_keys_ : gradients->portable_, gradients->of_keys(),
                                    gradients->keys_));
   }
   if (planes > 0) {
     FLASHLIFT_RETURN_IF_ERROR(find("flashlift_plane_gradients",
-                                   config.planes ? gradients->hopper_planes_ : gradients->portable_,
+                                   config.hopper ? gradients->hopper_planes_ : gradients->portable_,
                                    gradients->of_planes(), gradients->planes_));
   }
   return std::unique_ptr<const CaptureGradients>(std::move(gradients));
@@ -93,7 +93,7 @@ PlaneLoad CaptureGradients::plane(size_t load, const BackwardCall& call) const {
                   .batches = own(of.b_dim, call.forward.batch),
                   .heads = own(of.h_dim, call.forward.q_heads),
                   .key_tiles = 1};
-  if (config_.planes) {  // several blocks for each multiprocessor, for masks that leave some blocks little to do
+  if (config_.hopper) {  // several blocks for each multiprocessor, for masks that leave some blocks little to do
     constexpr int64_t kBlocks = 4;
     const int64_t kv_tiles = divide_up(call.forward.kv_len, of_planes().kv_tile);
     const int64_t longest = plane_blocks(plane, call.forward) / (kBlocks * multiprocessors_);
@@ -150,7 +150,7 @@ Status CaptureGradients::launch(BackwardCall& call, CuPointer workspace) const {
   ForwardParams& params = call.forward;
   params.heads_per_section = params.group;  // heads that share keys stay together
   BackwardMaps maps;
-  if (config_.queries) {
+  if (config_.hopper) {
     FLASHLIFT_ASSIGN_OR_RETURN(maps, encode_maps(call, call.backward.d_out));
     params.q_map = maps.q;
     params.k_map = maps.k;

@@ -34,9 +34,9 @@ class CaptureGradients {
   using Library = std::shared_ptr<const LoadedLibrary>;
 
   // The configurations of the kernels for tiles of queries and for tiles of keys.
-  const ForwardConfig& of_queries() const { return config_.queries ? config_.queries->config : config_.config; }
-  const ForwardConfig& of_keys() const { return config_.keys ? config_.keys->config : config_.config; }
-  const ForwardConfig& of_planes() const { return config_.planes ? config_.planes->config : config_.config; }
+  const ForwardConfig& of_queries() const { return config_.hopper ? config_.hopper->queries.config : config_.config; }
+  const ForwardConfig& of_keys() const { return config_.hopper ? config_.hopper->keys.config : config_.config; }
+  const ForwardConfig& of_planes() const { return config_.hopper ? config_.hopper->planes.config : config_.config; }
   PlaneLoad plane(size_t load, const BackwardCall& call) const;
   int64_t plane_blocks(const PlaneLoad& plane, const ForwardParams& params) const;
 
