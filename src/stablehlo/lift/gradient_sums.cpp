@@ -36,17 +36,24 @@ void GradientSums::leave_out_steps() {
     return op->getNumResults() == 1 &&
            llvm::any_of(sums_, [&](const SumExit& exit) { return exit.sum.tensor.value == op->getResult(0); });
   };
-  // A gradient may flow through the rest of a backward pass: what is far away is not followed.
+  // A gradient may flow through the rest of a backward pass: what is far away is not followed. Each operation is read
+  // once, however many ways lead to it.
+  llvm::DenseMap<mlir::Operation*, bool> known;
   const std::function<bool(mlir::Value, int)> leads_to_sums = [&](mlir::Value value, int steps) {
     return steps < kMostSteps &&
            llvm::all_of(
                value.getUsers(),
                [&](mlir::Operation* user) {
-                 return is_inner(user) ||
-                        (is_removable(user) &&
-                         (defines_sum(user) || llvm::all_of(user->getResults(), [&](mlir::Value result) {
-                            return leads_to_sums(result, steps + 1);
-                          })));
+                 if (const auto found = known.find(user); found != known.end()) {
+                   return found->second;
+                 }
+                 const bool leads =
+                     is_inner(user) || (is_removable(user) &&
+                                        (defines_sum(user) || llvm::all_of(user->getResults(), [&](mlir::Value result) {
+                                           return leads_to_sums(result, steps + 1);
+                                         })));
+                 known[user] = leads;
+                 return leads;
                });
   };
   std::vector<SumExit> needed;
@@ -195,17 +202,26 @@ std::optional<PlaneSum> GradientSums::sum_behind(mlir::Operation* op, int steps)
   if (op == nullptr || steps == 0) {
     return std::nullopt;
   }
+  if (const auto found = behind_.find(op); found != behind_.end()) {
+    return found->second;
+  }
+  std::optional<PlaneSum> behind;
   if (uses_.values.contains(op)) {
     PlaneSum sum = sum_at(op);
-    return sum.tensor.value != nullptr ? std::optional(std::move(sum)) : std::nullopt;
-  }
-  for (const mlir::Value operand : op->getOperands()) {
-    if (const auto sum =
-            plane_.depends(operand.getDefiningOp()) ? sum_behind(operand.getDefiningOp(), steps - 1) : std::nullopt) {
-      return summed_further(*sum, op, steps - 1);
+    if (sum.tensor.value != nullptr) {
+      behind = std::move(sum);
+    }
+  } else {
+    for (const mlir::Value operand : op->getOperands()) {
+      if (const auto sum =
+              plane_.depends(operand.getDefiningOp()) ? sum_behind(operand.getDefiningOp(), steps - 1) : std::nullopt) {
+        behind = summed_further(*sum, op, steps - 1);
+        break;
+      }
     }
   }
-  return std::nullopt;
+  behind_[op] = behind;
+  return behind;
 }
 
 // The sum or difference of two sums of values that have the same atoms. A number of the row counts once in a sum over

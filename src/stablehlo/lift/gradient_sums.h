@@ -55,6 +55,7 @@ class GradientSums {
   llvm::DenseMap<mlir::Operation*, bool> inner_;
   llvm::DenseMap<mlir::Operation*, Proof> left_;
   llvm::DenseMap<mlir::Operation*, Proof> left_as_sum_;
+  llvm::DenseMap<mlir::Operation*, std::optional<PlaneSum>> behind_;  // sum_behind()
 };
 
 }  // namespace flashlift::stablehlo
