@@ -73,6 +73,36 @@ __device__ __forceinline__ float score_at(float product, const ForwardParams& pa
                         place.b, place.h, q, kv, 0, params, derivative);
 }
 
+// s: products <q, k>, then probabilities after dropout. dp: products <d_out, v>, then the gradients of scaled products.
+// A thread has at most 32 elements (kept_bits). row_at(i): the statistics of the element's query. add(i, ds, product):
+// receives the gradient of each element.
+template <int kCount, bool kRowsAreKeys, typename RowAt, typename Add>
+__device__ __forceinline__ void finish_tile(float (&s)[kCount], float (&dp)[kCount], const ForwardParams& params,
+                                            const Place<kRowsAreKeys>& place, bool partial, const RowAt& row_at,
+                                            const Add& add) {
+  const u32 kept = kept_bits<kCount>(params, place, partial);
+  const u32 undropped = undropped_bits<kCount>(params, place);
+#if FL_GRADIENT_SEARCHES
+#pragma unroll 1
+#else
+#pragma unroll
+#endif
+  for (int i = 0; i < kCount; ++i) {
+    const float product = s[i];
+    const RowGradient row = row_at(i);
+    float derivative;
+    const float score = score_at(product, params, place, i, derivative);
+    const bool stays = undropped >> i & 1;
+    const float p = kept >> i & 1 ? exponential(below_maximum(score, row.shift) * kExponentUnit) * row.factor : 0.0f;
+    const float d_p = stays ? dp[i] * params.dropout_factor : 0.0f;
+    // A masked element's d_p, and what its score changes by, may be anything.
+    const float ds = p != 0.0f ? p * (d_p - row.delta) : 0.0f;
+    s[i] = stays ? p : 0.0f;
+    dp[i] = p != 0.0f ? ds * derivative : 0.0f;
+    add(i, ds, product);
+  }
+}
+
 // Columns [first, ...) of a gradient's row from a thread's accumulators of row r.
 template <int kCount>
 __device__ __forceinline__ void store_gradient_row(const float (&sums)[kCount], int r, float factor, void* row_address,

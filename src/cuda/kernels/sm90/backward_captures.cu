@@ -75,14 +75,29 @@ struct Consumer {
 #if !FL_ROWS_ARE_KEYS
 namespace {
 
-// Loads the block's queries, and all keys that they see. For the whole producer warpgroup.
-__device__ __forceinline__ void produce(const ForwardParams& params, const RowTiles& tiles, const TensorMap& d_out_map,
-                                        const SharedLayout& shared, const QueryTile& tile) {
-  if (threadIdx.x < 32) {
-    Producer producer{params, tiles, d_out_map, shared, tile.b, tile.h / params.group};
-    producer.load_rows(tile.h, tile.row);
-    const ColumnTile nothing{true, tile.h, (1 << 29) / FL_BLOCK_N * FL_BLOCK_N, kPartial};
-    producer.load_all({tile.b, tile.h, tile.h, tile.row, tile.last_row}, nothing, [](const ColumnRings&) {});
+// A block has a tile of queries: a warp loads them, and all keys that they see, and each consumer warpgroup calls
+// consume(consumer, tile).
+template <typename Consume>
+__device__ __forceinline__ void run_block(unsigned char* shared_memory, const ForwardParams& params,
+                                          const RowTiles& tiles, const TensorMap& d_out_map, const Consume& consume) {
+  const SharedLayout shared = shared_layout(shared_address(shared_memory));
+  if (threadIdx.x == 0) {
+    init_barriers(shared);
+  }
+  begin(params, d_out_map);
+  const QueryTile tile = query_tile(params, blockIdx.x);
+  const int warpgroup = __shfl_sync(0xffffffff, threadIdx.x / 128, 0);
+  if (warpgroup == 0) {
+    registers_decrease<FL_PRODUCER_REGISTERS>();
+    if (threadIdx.x < 32) {
+      Producer producer{params, tiles, d_out_map, shared, tile.b, tile.h / params.group};
+      producer.load_rows(tile.h, tile.row);
+      const ColumnTile nothing{true, tile.h, (1 << 29) / FL_BLOCK_N * FL_BLOCK_N, kPartial};
+      producer.load_all({tile.b, tile.h, tile.h, tile.row, tile.last_row}, nothing, [](const ColumnRings&) {});
+    }
+  } else {
+    registers_increase<FL_CONSUMER_REGISTERS>();
+    consume(Consumer{params, shared, warpgroup - 1, tile.b, tile.row}, tile);
   }
 }
 
@@ -96,26 +111,14 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     return;
   }
   extern __shared__ __align__(1024) unsigned char shared_memory[];
-  const SharedLayout shared = shared_layout(shared_address(shared_memory));
-  if (threadIdx.x == 0) {
-    init_barriers(shared);
-  }
-  begin(params, d_out_map);
-  const QueryTile tile = query_tile(params, blockIdx.x);
-  const int warpgroup = __shfl_sync(0xffffffff, threadIdx.x / 128, 0);
-  if (warpgroup == 0) {
-    registers_decrease<FL_PRODUCER_REGISTERS>();
-    produce(params, tiles, d_out_map, shared, tile);
-  } else {
-    registers_increase<FL_CONSUMER_REGISTERS>();
-    const Consumer consumer{params, shared, warpgroup - 1, tile.b, tile.row};
+  run_block(shared_memory, params, tiles, d_out_map, [&](const Consumer& consumer, const QueryTile& tile) {
     RowSums sums;
     consumer.for_each_tile([](const TilePlace&) {},
                            [&](TileValues& s, TileValues& dp, const TilePlace& place, bool partial) {
                              sum_tile(s, dp, sums, params, place, partial);
                            });
     store_rows(sums, params, backward, {tile.b, tile.h, {consumer.row(0), consumer.row(1)}, 0});
-  }
+  });
 }
 
 #if FL_QUERY_GRADIENTS
@@ -125,61 +128,50 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
                               const __grid_constant__ BackwardParams backward, const __grid_constant__ RowTiles tiles,
                               const __grid_constant__ TensorMap d_out_map) {
   extern __shared__ __align__(1024) unsigned char shared_memory[];
-  const SharedLayout shared = shared_layout(shared_address(shared_memory));
-  if (threadIdx.x == 0) {
-    init_barriers(shared);
-  }
-  begin(params, d_out_map);
-  const QueryTile tile = query_tile(params, blockIdx.x);
-  const int warpgroup = __shfl_sync(0xffffffff, threadIdx.x / 128, 0);
-  if (warpgroup == 0) {
-    registers_decrease<FL_PRODUCER_REGISTERS>();
-    produce(params, tiles, d_out_map, shared, tile);
-  } else {
-  registers_increase<FL_CONSUMER_REGISTERS>();
-  const Consumer consumer{params, shared, warpgroup - 1, tile.b, tile.row};
-  RowGradient rows[2];
+  run_block(shared_memory, params, tiles, d_out_map, [&](const Consumer& consumer, const QueryTile& tile) {
+    RowGradient rows[2];
 #pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    rows[r] = row_at(params, backward, tiles, tile.b, tile.h, consumer.row(r));
-  }
-  GradientSums sums{};
+    for (int r = 0; r < 2; ++r) {
+      rows[r] = row_at(params, backward, tiles, tile.b, tile.h, consumer.row(r));
+    }
+    GradientSums sums{};
 #if FL_DIAGONAL_GRADIENTS
-  constexpr u32 kFirstBarrier = 1;
-  const auto sync = [&] { named_barrier_sync(kFirstBarrier + warpgroup - 1, 128); };
-  using Sums = Diagonals<64, 128>;
-  static_assert(Sums::kElements * sizeof(float) == kDiagonalBytes);
-  Sums diagonals(params, backward, tile.b, tile.h, tile.row + 64 * (warpgroup - 1),
-                 reinterpret_cast<float*>(shared_memory + (shared.diagonals - shared.rows_qk)) +
-                     (warpgroup - 1) * Sums::kElements);
+    constexpr u32 kFirstBarrier = 1;
+    const auto sync = [&] { named_barrier_sync(kFirstBarrier + consumer.warpgroup, 128); };
+    using Sums = Diagonals<64, 128>;
+    static_assert(Sums::kElements * sizeof(float) == kDiagonalBytes);
+    Sums diagonals(params, backward, tile.b, tile.h, tile.row + 64 * consumer.warpgroup,
+                   reinterpret_cast<float*>(shared_memory + (consumer.shared.diagonals - consumer.shared.rows_qk)) +
+                       consumer.warpgroup * Sums::kElements);
 #endif
-  consumer.for_each_tile(
-      [](const TilePlace&) {},
-      [&](TileValues& s, TileValues& dp, const TilePlace& place, bool partial) {
-        [[maybe_unused]] TileValues of_diagonal;
-        for_each_gradient(
-            s, dp, params, place, partial, [&](int i) { return rows[i / 2 % 2]; },
-            [&](int i, float ds, float product) {
-              const int q = place.q(i);
-              of_diagonal[i] = add_captured(ds, product, gradient_row(place.b, place.h, q, params),
-                                            gradient_column(place.b, place.kv(i), params), place.b, place.h, q,
-                                            place.kv(i), 0, params, backward.gradients, sums, i / 2 % 2);
-            });
+    consumer.for_each_tile(
+        [](const TilePlace&) {},
+        [&](TileValues& s, TileValues& dp, const TilePlace& place, bool partial) {
+          [[maybe_unused]] TileValues of_diagonal;
+          finish_tile(
+              s, dp, params, place, partial, [&](int i) { return rows[i / 2 % 2]; },
+              [&](int i, float ds, float product) {
+                const int q = place.q(i);
+                of_diagonal[i] = add_captured(ds, product, gradient_row(place.b, place.h, q, params),
+                                              gradient_column(place.b, place.kv(i), params), place.b, place.h, q,
+                                              place.kv(i), 0, params, backward.gradients, sums, i / 2 % 2);
+              });
 #if FL_DIAGONAL_GRADIENTS
-        sync();  // the sums before are complete
-        diagonals.add(of_diagonal, place.column - static_cast<int>(threadIdx.x) % 4 * 2, sync);
+          sync();  // the sums before are complete
+          diagonals.add(of_diagonal, place.column - static_cast<int>(threadIdx.x) % 4 * 2, sync);
 #endif
-      });
+        });
 #if FL_DIAGONAL_GRADIENTS
-  diagonals.finish();
+    diagonals.finish();
 #endif
-  add_captured_elements(sums, backward.gradients);
+    add_captured_elements(sums, backward.gradients);
 #pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    const int q = consumer.row(r);
-    add_captured_rows(sums, r, tile.b, tile.h, min(q, params.q_len - 1), q < params.q_len, params, backward.gradients);
-  }
-  }
+    for (int r = 0; r < 2; ++r) {
+      const int q = consumer.row(r);
+      add_captured_rows(sums, r, tile.b, tile.h, min(q, params.q_len - 1), q < params.q_len, params,
+                        backward.gradients);
+    }
+  });
 }
 
 #endif
@@ -208,40 +200,40 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
                         [](const ColumnRings&) {});
     }
   } else {
-  registers_increase<FL_CONSUMER_REGISTERS>();
-  const Consumer consumer{params, shared, warpgroup - 1, keys.b, keys.first};
-  GradientSums sums{};
-  int head = -1;
-  const auto add_sums = [&] {
+    registers_increase<FL_CONSUMER_REGISTERS>();
+    const Consumer consumer{params, shared, warpgroup - 1, keys.b, keys.first};
+    GradientSums sums{};
+    int head = -1;
+    const auto add_sums = [&] {
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const int kv = consumer.row(r);
-      add_captured_keys(sums, r, kv < params.kv_len, keys.b, head, 0, min(kv, params.kv_len - 1), params,
-                        backward.gradients);
+      for (int r = 0; r < 2; ++r) {
+        const int kv = consumer.row(r);
+        add_captured_keys(sums, r, kv < params.kv_len, keys.b, head, 0, min(kv, params.kv_len - 1), params,
+                          backward.gradients);
+      }
+      sums = {};
+    };
+    const RowReader reader(params, backward, tiles);
+    RowGradient queries[FL_BLOCK_N / 4];  // of a thread's columns
+    consumer.for_each_tile(
+        [&](const TilePlace& place) { reader.pairs(queries, place.b, place.h, place.column); },
+        [&](TileValues& s, TileValues& dp, const TilePlace& place, bool partial) {
+          if (head >= 0 && place.h != head) {  // the element may be another head's
+            add_sums();
+          }
+          head = place.h;
+          finish_tile(
+              s, dp, params, place, partial, [&](int i) { return queries[i / 4 * 2 + i % 2]; },
+              [&](int i, float ds, float product) {
+                const int q = place.q(i);
+                add_captured_key(ds, product, gradient_row(place.b, place.h, q, params),
+                                 gradient_column(place.b, place.kv(i), params), place.b, place.h, q, place.kv(i), 0,
+                                 params, sums, i / 2 % 2);
+              });
+        });
+    if (head >= 0) {
+      add_sums();
     }
-    sums = {};
-  };
-  const RowReader reader(params, backward, tiles);
-  RowGradient queries[FL_BLOCK_N / 4];  // of a thread's columns
-  consumer.for_each_tile(
-      [&](const TilePlace& place) { reader.pairs(queries, place.b, place.h, place.column); },
-      [&](TileValues& s, TileValues& dp, const TilePlace& place, bool partial) {
-        if (head >= 0 && place.h != head) {  // the element may be another head's
-          add_sums();
-        }
-        head = place.h;
-        for_each_gradient(
-            s, dp, params, place, partial, [&](int i) { return queries[i / 4 * 2 + i % 2]; },
-            [&](int i, float ds, float product) {
-              const int q = place.q(i);
-              add_captured_key(ds, product, gradient_row(place.b, place.h, q, params),
-                               gradient_column(place.b, place.kv(i), params), place.b, place.h, q, place.kv(i), 0,
-                               params, sums, i / 2 % 2);
-            });
-      });
-  if (head >= 0) {
-    add_sums();
-  }
   }
 }
 

@@ -211,7 +211,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
       pin(dp);
       release(shared.empty + 8 * stage);
       if ((flags & kNothing) == 0) {
-        for_each_gradient(
+        finish_tile(
             s, dp, params, place, (flags & kPartial) != 0, [&](int i) { return statistics[i / 2 % 2]; },
             [&](int i, float ds, float product) {
               const int q = place.q(i);
