@@ -3,9 +3,10 @@
     python benchmarks/gpu/backward.py [--suite plain|mods|captures|all] [--quick] [--json FILE]
         [--cases NAME,...] [--implementation NAME] [--record MACHINE] [--plot FILE.svg]
 
-Peers: cuDNN and FlashAttention-2 through torch's autograd, FlexAttention with its Triton backend. Every kernel's
-gradients are judged first (benchmarks/golden.py): one that is wrong is named, and the exit code is 1. Rounds go through
-all in turn; a figure is the median. TFLOP/s count five products of the score plane (half of it for causal; otherwise of
+Peers: cuDNN and FlashAttention-2 through torch's autograd, FlashAttention-4 and FlexAttention's FLASH backend where
+flash-attn-4 is installed, FlexAttention with its Triton backend. Every kernel's gradients are judged first
+(benchmarks/golden.py): one that is wrong is named, and the exit code is 1. Rounds go through all in turn; a figure is
+the median. TFLOP/s count five products of the score plane (half of it for causal; otherwise of
 the 128 x 128 blocks that hold a kept score), whatever a kernel computes.
 
 The suite `captures` adds the gradient of a tensor that the score_mod captures, through flashlift.torch and PyTorch's
@@ -89,7 +90,15 @@ def plain_case(s, d, dv, causal, heads, kv_heads):
 
         return lambda: by_autograd(call, (q, k, v), d_out)
 
+    def fa4(q, k, v):
+        out = forward.flash_attn_func(*(x.transpose(1, 2) for x in (q, k, v)), causal=causal)
+        return (out[0] if isinstance(out, tuple) else out).transpose(1, 2)  # the log-sum-exp may stand beside it
+
     peers = {"cudnn": sdpa(SDPBackend.CUDNN_ATTENTION), "fa2": sdpa(SDPBackend.FLASH_ATTENTION)}
+    if forward.flash_attn_func is not None:
+        # Tensors [batch, heads, length, depth] that lie in memory as [batch, length, heads, depth], which it is made for.
+        rows_first = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v, d_out)]
+        peers["fa4"] = lambda: by_autograd(fa4, rows_first[:3], rows_first[3])
     mask_mod = (lambda b, h, q, kv: q >= kv) if causal else None
     attention = golden.Attention(q, k, v, mask_mod=mask_mod)
     kernels, wrong = compare(gradients, run, peers, attention, d_out)
@@ -108,13 +117,17 @@ def mod_case(case):
     torch._dynamo.reset()  # it gives up compiling after eight masks otherwise
     compiled = torch.compile(flex_attention, dynamic=False)
 
-    def flex():
-        return by_autograd(
-            lambda q, k, v: compiled(q, k, v, score_mod=score_mod, block_mask=block_mask), (q, k, v), d_out
-        )
+    def flex(backend):
+        def attend(q, k, v):
+            return compiled(q, k, v, score_mod=score_mod, block_mask=block_mask, kernel_options={"BACKEND": backend})
 
+        return lambda: by_autograd(attend, (q, k, v), d_out)
+
+    peers = {"flex": flex("TRITON")}
+    if forward.flash_attn_func is not None:
+        peers["flex_flash"] = flex("FLASH")
     attention = golden.Attention(q, k, v, score_mod, mask_mod)
-    kernels, wrong = compare(gradients, run, {"flex": flex}, attention, d_out)
+    kernels, wrong = compare(gradients, run, peers, attention, d_out)
     blocks = (s // BLOCK) * (skv // BLOCK)
     if block_mask is not None:
         blocks = int(block_mask.kv_num_blocks.sum() + block_mask.full_kv_num_blocks.sum())
@@ -201,8 +214,10 @@ def main():
     if arguments.suite in ("plain", "all"):
         for d, dv, heads, kv_heads in (
             (64, 64, 16, 16),
+            (96, 96, 16, 16),
             (128, 128, 16, 16),
             (128, 128, 32, 8),
+            (192, 192, 16, 16),
             (192, 128, 16, 16),
             (256, 256, 8, 8),
         ):

@@ -257,6 +257,36 @@ TEST(DeviceBackward, KeysThatAreNotFiniteStayMasked) {
   }
 }
 
+// A bias of -inf gives a key no probability, and so its bias no gradient, even if its values are not finite.
+TEST(DeviceBackward, BiasesOfKeysWithoutProbabilityGetNoGradientOfValuesThatAreNotFinite) {
+  for (const char* load :
+       {"(t: f32[150]) { %0 = load t[kv]", "(t: f32[2, 90, 150]) { %0 = load t[h, q, kv]",
+        "(t: f32[239]) { %1 = sub kv, q; %2 = add %1, 89; %0 = load t[%2]"}) {
+    for (const char* words : {"bf16", "f16 causal=bottom_right", "bf16 residual"}) {
+      const std::string text = std::string("attn h2 sq90 skv150 d128 lse ") + words + " score_mod" + load +
+                               "; %3 = add score, %0; return %3 }";
+      SCOPED_TRACE(text);
+      const Result<Problem> problem = parse_problem(text);
+      ASSERT_TRUE(problem.ok()) << problem.error().message;
+      Random random(5);
+      OwnedArguments forward = testing::dense_arguments(*problem, random);
+      const TensorView& bias = forward.views.captures[0];
+      const int64_t length = bias.sizes[bias.rank - 1];
+      for (int64_t i = 0; i < bias.element_count(); ++i) {
+        if (i % length >= length - 90) {
+          static_cast<float*>(bias.data)[i] = -std::numeric_limits<float>::infinity();
+        }
+      }
+      // The last key has this bias in every row.
+      const TensorView& v = forward.views.v;
+      auto* const last = static_cast<uint16_t*>(v.data) + v.strides[1] + 149 * v.strides[2];
+      std::fill_n(last, 128, uint16_t{0x7fff});
+      expect_right(*problem, forward, random, "");
+      expect_right(*problem, forward, random, "cuda_sm80");
+    }
+  }
+}
+
 // All values are alike: d_p is the same number in a whole row, and <d_out, out> must equal it. (With Hopper's kernels
 // it is not quite equal: docs/lessons/cuda_backward.md.)
 TEST(DeviceBackward, EqualValuesGiveNoGradientOfScores) {
