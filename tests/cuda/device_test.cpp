@@ -291,6 +291,16 @@ TEST(Device, HugeAndInfiniteScores) {
   }
 }
 
+// Rows of one key: a probability is exactly 1, and no sum divides an error of it away.
+TEST(Device, UnnormalizedRowsOfOneKeyAreItsValues) {
+  for (const char* implementation : {"", "cuda_sm80"}) {
+    for (const char* words : {"skv1", "skv90 mask_mod() { %0 = eq q, kv; return %0 }"}) {
+      expect_agreement("attn h2 sq90 d64 bf16 out=f32 scale=3 unnormalized lse " + std::string(words), 6,
+                       implementation, false);
+    }
+  }
+}
+
 // Tensors as masks: the bounds of their blocks decide which tiles are skipped. Block lists become a captured tensor.
 TEST(Device, FloatCapturesAndBlockListsMask) {
   expect_agreement(

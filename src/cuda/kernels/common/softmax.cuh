@@ -18,17 +18,24 @@ constexpr float kRescaleThreshold = FL_MAXIMUM_LAG;
 // kLargestOffset: the largest maximum, in that unit, for which one multiply-add scales and shifts a score. The offset
 // is rounded, to 2^-12 at the limit. This error cancels only within a tile, since the tiles of a row may have different
 // offsets. It does not cancel if the largest probability is rounded to 16 bits for a product, but not for the sum: a
-// row of one key with an f32 output shows it. The kernels for few queries (FL_SPLIT), which wait for memory anyway,
-// always subtract first. f32 scores are not scaled, and their difference from the maximum is exact.
+// row of one key with an f32 output shows it. Nor does it cancel in an output that is not divided by the row's sum. f32
+// scores are not scaled, and their difference from the maximum is exact.
 #if FL_INPUT_F32
 constexpr float kExponentUnit = 1.0f;
 constexpr float kLargestOffset = 3.4028235e38f;
 __device__ __forceinline__ float exponential(float x) { return expf(x); }
 #else
 constexpr float kExponentUnit = kLog2e;
-constexpr float kLargestOffset = FL_SPLIT ? 0.0f : 4096.0f;
+constexpr float kLargestOffset = 4096.0f;
 __device__ __forceinline__ float exponential(float x) { return exp2_approx(x); }
 #endif
+
+// Whether a row's maximum, which is given in kExponentUnit, is subtracted from its scores before they are scaled. The
+// kernels for few queries (FL_SPLIT) always do that, since they wait for memory anyway.
+__device__ __forceinline__ bool subtracts_first(float maximum) {
+  constexpr bool kAlways = !FL_INPUT_F32 && (FL_SPLIT || !FL_NORMALIZE);
+  return kAlways || !(fabsf(maximum) <= kLargestOffset);
+}
 
 // The difference of a score from its row's maximum. If a score ends in a product, the compiler would fuse the product
 // with the subtraction. The product would then be exact here, but rounded in the maximum: a score of 1e38 would differ
@@ -73,7 +80,7 @@ struct Rows {
 struct RowState {
   float maximum[2] = {-FL_INFINITY, -FL_INFINITY};  // in units of the scores
   float sum[2] = {0.0f, 0.0f};                  // of this thread's columns only
-  bool large = true;  // whether a maximum of the warp's rows is infinite, or too large for one multiply-add
+  bool large = true;  // subtracts_first for any row of the warp, or a maximum is infinite
 };
 
 // For rows whose maximum is infinite or too large for one multiply-add: rows without a key so far, rows masked by a large
@@ -124,7 +131,7 @@ __device__ __forceinline__ TileSoftmax update_maxima(const float (&s)[kCount], R
         tile.alpha[r] = exponential((state.maximum[r] - maximum) * factor);
         state.maximum[r] = maximum;
       }
-      large |= !(fabsf(state.maximum[r] * factor) <= kLargestOffset);
+      large |= subtracts_first(state.maximum[r] * factor);
     }
     state.large = __any_sync(0xffffffff, large);
   }

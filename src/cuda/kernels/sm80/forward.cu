@@ -166,7 +166,7 @@ __device__ __forceinline__ void update_maxima(const Scores& s, WarpRows& rows, O
         state.maximum[r] = maximum;
         state.sum[r] *= alpha[r];
       }
-      large |= !(fabsf(state.maximum[r] * factor) <= kLargestOffset);
+      large |= subtracts_first(state.maximum[r] * factor);
     }
     rescale_rows(output[f], alpha);
 #if FL_EXACT_SUMS
