@@ -231,8 +231,7 @@ Outcome<EmptyRows> classify_empty_rows(SymArena& arena, const std::vector<int64_
   if (std::any_of(softmax.sinks.begin(), softmax.sinks.end(), [&](SymId sink) { return arena.is_constant(sink); })) {
     return EmptyRows::kZero;  // no row is ever empty
   }
-  const auto empty_rows =
-      empty_rows_of(values_in_row(arena, sizes, probability, softmax, failing_guards(softmax, by)));
+  const auto empty_rows = empty_rows_of(values_in_row(arena, sizes, probability, softmax, failing_guards(softmax, by)));
   if (!empty_rows) {
     return refuse<Reason::kRowsWithoutKeys>();
   }

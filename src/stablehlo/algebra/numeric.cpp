@@ -538,7 +538,7 @@ bool rounds_within(const SymArena& arena, SymId formula, const std::vector<SymId
 }
 
 std::optional<double> largest_threshold(const SymArena& arena, const std::vector<SymId>& formulas) {
-  constexpr double kInfinite = 1e6;  // larger numbers are masks
+  constexpr double kInfinite = 1e6;       // larger numbers are masks
   constexpr double kInfiniteClip = 1e10;  // beyond, doubles of the drawn scores are too coarse for their exponentials
   std::optional<double> largest;
   for (const SymId id : parts_of(arena, formulas)) {
