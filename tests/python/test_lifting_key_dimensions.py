@@ -115,3 +115,19 @@ def test_backward_passes_by_hand(name):
     report = run_both_ways(with_gradients(attention, 5), operands)
     if name == "nothing":
         assert report.fused_count == 2, report
+
+
+def tied_rows(q, k, v):
+    """Attention over the columns of an alignment, whose rows share the scores: the depth has two dimensions."""
+    s = jnp.einsum("rihd,rjhd->hij", q, k) / 8
+    return jnp.einsum("hij,rjhd->rihd", jax.nn.softmax(s, -1), v)
+
+
+@pytest.mark.parametrize("depth", [N, 8])
+@pytest.mark.parametrize("swaps", [False, True])
+def test_gradients_with_two_dimensions_of_depth(depth, swaps):
+    """The products of the scores and of their gradients have the dimensions of the depth in different orders."""
+    function = (lambda q, k, v: tied_rows(q.transpose(3, 1, 2, 0), k.transpose(3, 1, 2, 0), v)) if swaps else tied_rows
+    q, k, v = (draw(depth if swaps and i < 2 else N, 16, 2, N if swaps and i < 2 else depth) for i in range(3))
+    report = run_both_ways(with_gradients(function, 3), (q, k, v))
+    assert report.fused_count == 1 and len(report.candidates) == 1, report

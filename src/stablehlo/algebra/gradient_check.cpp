@@ -317,7 +317,7 @@ Proof GradientCheck::is_within(SymId formula, const std::vector<SymId>& known) c
   return rounds_ || rounds_within(arena_, formula, known) ? Proof() : refuse<Reason::kRoundsMore>();
 }
 
-Proof GradientCheck::compare_rows(SymId formula, const CompareRow& compare_row, SymId shifted) {
+Proof GradientCheck::compare_rows(SymId formula, const CompareRow& compare, SymId shifted) {
   std::vector<SymId> known = {parts_.probability, parts_.undropped, softmax_.score};
   for (const SymId given : {parts_.d_probability, parts_.d_lse}) {
     if (given != kNoSym) {
@@ -327,6 +327,10 @@ Proof GradientCheck::compare_rows(SymId formula, const CompareRow& compare_row, 
   FLASHLIFT_RETURN_IF_ERROR(is_within(formula, known));
   const auto rows = std::clamp<int64_t>(kMostKeys / sizes_[kKeyAtom], 2, kMostRows);
   const int64_t rows_beyond = sizes_[kKeyAtom] > kMostKeys ? 1 : kRowsBeyond;
+  const auto compare_row = [&](NumericRow& numbers, const Draw& draw) -> Outcome<bool> {
+    Outcome<bool> shows = compare(numbers, draw);
+    return !shows.ok() && draw.conditions.empty() && overflows(numbers) ? Outcome<bool>(false) : shows;
+  };
   Compared compared;
   std::vector<Draw> draws = draws_for(largest_threshold(arena_, known));
   draws.push_back({.draws_positions = true});
@@ -383,6 +387,18 @@ Proof GradientCheck::compare_rows(SymId formula, const CompareRow& compare_row, 
     }
   }
   return compared.suffices() || drawn_score.suffices() ? Proof() : refuse<Reason::kTooFewRows>();
+}
+
+// Whether an exponential of the module's probabilities is infinite in f32, because it does not subtract the maximum of
+// its own row: the module then gives no numbers, whatever its gradient is.
+bool GradientCheck::overflows(NumericRow& numbers) const {
+  constexpr double kLargestOfF32 = 88.7;
+  return any_part({parts_.undropped}, [&](SymId id, std::vector<SymId>& next) {
+    arena_.push_args(id, next);
+    return arena_.is_op(id, Op::k_exp) &&
+           std::ranges::any_of(numbers.values(arena_[id].args[0]),
+                               [](const auto& exponent) { return exponent.f > kLargestOfF32; });
+  });
 }
 
 // Makes all keys of a row meet the draws' conditions, where that is possible. If only half of the keys meet a

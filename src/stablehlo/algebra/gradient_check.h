@@ -54,11 +54,12 @@ class GradientCheck {
   using CompareRow = std::function<Outcome<bool>(NumericRow&, const Draw&)>;
   Proof is_within(SymId formula, const std::vector<SymId>& known) const;
   // `shifted`: as above, if its conditions count, too.
-  Proof compare_rows(SymId formula, const CompareRow& compare_row, SymId shifted = kNoSym);
+  Proof compare_rows(SymId formula, const CompareRow& compare, SymId shifted = kNoSym);
   // `note` is called for the row that shows something.
   Outcome<bool> compare_row_narrowed(const std::vector<int64_t>& atoms, Draw draw, const CompareRow& compare_row,
                                      const std::function<void(NumericRow&)>& note);
   bool makes_numbers_without_keys(SymId formula, NumericRow& numbers) const;
+  bool overflows(NumericRow& numbers) const;
   std::vector<Draw> by_all_keys(std::vector<Draw> draws);
 
   SymArena& arena_;

@@ -125,13 +125,20 @@ class EmptyRowEvaluator {
 
 namespace {
 
-// The formula's value in a row without keys, one number for each draw. Either an added -inf empties the row
-// (`by_data`), or the conditions do.
+// The sinks of a row without keys: -inf, so that nothing is left in the row, or numbers.
+enum class SinksOfRow { kMinusInfinity, kNumbers };
+
+// What empties a row: an added -inf (no condition fails), or conditions that fail, all of them or one alone.
+using FailingGuards = std::vector<SymId>;
+
+// The formula's value in a row without keys, one number for each draw.
 std::vector<float> values_in_row(SymArena& arena, const std::vector<int64_t>& sizes, SymId formula,
-                                 const Softmax& softmax, bool by_data) {
+                                 const Softmax& softmax, const FailingGuards& failing,
+                                 SinksOfRow sinks = SinksOfRow::kMinusInfinity) {
   std::map<SymId, score::Scalar<float>> known;
-  const int64_t holds = by_data ? 1 : 0;
+  const bool by_data = failing.empty();
   for (const SymId guard : softmax.guards) {
+    const int64_t holds = std::find(failing.begin(), failing.end(), guard) == failing.end() ? 1 : 0;
     if (arena.is_op(guard, Op::k_not)) {
       known[arena[guard].args[0]] = {.i = 1 - holds, .f = 0};
     }
@@ -142,8 +149,10 @@ std::vector<float> values_in_row(SymArena& arena, const std::vector<int64_t>& si
       known[term.term] = {.i = 0, .f = term.negative ? kInfinity : -kInfinity};
     }
   }
-  for (const SymId sink : softmax.sinks) {  // a finite sink would keep the row from being empty
-    known[sink] = {.i = 0, .f = -kInfinity};
+  if (sinks == SinksOfRow::kMinusInfinity) {
+    for (const SymId sink : softmax.sinks) {
+      known[sink] = {.i = 0, .f = -kInfinity};
+    }
   }
   std::vector<float> values;
   for (size_t draw = 0; draw < kDraws; ++draw) {
@@ -174,15 +183,41 @@ std::optional<EmptyRows> empty_rows_of(const std::vector<float>& values) {
   return same ? first : std::nullopt;
 }
 
-bool empties_by_data(const Softmax& softmax, EmptiedBy by) {
-  return softmax.guards.empty() || (by.data && !by.conditions);
+// The guards that fail where a row is empty, or none of them if only data can empty it.
+FailingGuards failing_guards(const Softmax& softmax, EmptiedBy by) {
+  return by.data && !by.conditions ? FailingGuards() : softmax.guards;
+}
+
+// Each way in which a row may be empty. In such a row, some keys may fail one condition and some another one.
+std::vector<FailingGuards> ways_to_be_empty(const Softmax& softmax, EmptiedBy by) {
+  std::vector<FailingGuards> ways;
+  if (by.conditions) {
+    for (const SymId guard : softmax.guards) {
+      ways.push_back({guard});
+    }
+    ways.push_back(softmax.guards);
+  }
+  if (by.data) {
+    ways.emplace_back();
+  }
+  return ways;
+}
+
+// Whether a row without keys gives 0 if its sinks are numbers. It does not if the subtracted maximum is of the keys
+// alone: e^(-inf - -inf) is NaN.
+bool gives_zero_beside_sinks(SymArena& arena, const std::vector<int64_t>& sizes, SymId probability,
+                             const Softmax& softmax, EmptiedBy by) {
+  return std::ranges::all_of(ways_to_be_empty(softmax, by), [&](const FailingGuards& failing) {
+    return empty_rows_of(values_in_row(arena, sizes, probability, softmax, failing, SinksOfRow::kNumbers)) ==
+           EmptyRows::kZero;
+  });
 }
 
 }  // namespace
 
 std::optional<float> value_in_empty_row(SymArena& arena, const std::vector<int64_t>& sizes, SymId formula,
                                         const Softmax& softmax, EmptiedBy by) {
-  const std::vector<float> values = values_in_row(arena, sizes, formula, softmax, empties_by_data(softmax, by));
+  const std::vector<float> values = values_in_row(arena, sizes, formula, softmax, failing_guards(softmax, by));
   const bool same = std::ranges::all_of(
       values, [&](float value) { return value == values[0] || (std::isnan(value) && std::isnan(values[0])); });
   return same ? std::optional(values[0]) : std::nullopt;
@@ -190,17 +225,20 @@ std::optional<float> value_in_empty_row(SymArena& arena, const std::vector<int64
 
 Outcome<EmptyRows> classify_empty_rows(SymArena& arena, const std::vector<int64_t>& sizes, SymId probability,
                                        const Softmax& softmax, EmptiedBy by) {
+  if (!softmax.sinks.empty() && !gives_zero_beside_sinks(arena, sizes, probability, softmax, by)) {
+    return refuse<Reason::kRowsWithSinksAlone>();
+  }
   if (std::any_of(softmax.sinks.begin(), softmax.sinks.end(), [&](SymId sink) { return arena.is_constant(sink); })) {
     return EmptyRows::kZero;  // no row is ever empty
   }
-  const auto empty_rows =
-      empty_rows_of(values_in_row(arena, sizes, probability, softmax, empties_by_data(softmax, by)));
+  const auto empty_rows = empty_rows_of(values_in_row(arena, sizes, probability, softmax, failing_guards(softmax, by)));
   if (!empty_rows) {
     return refuse<Reason::kRowsWithoutKeys>();
   }
-  if (by.conditions && by.data &&
-      empty_rows_of(values_in_row(arena, sizes, probability, softmax, true)) != *empty_rows) {
-    return refuse<Reason::kRowsEmptiedByData>();
+  for (const FailingGuards& failing : ways_to_be_empty(softmax, by)) {
+    if (empty_rows_of(values_in_row(arena, sizes, probability, softmax, failing)) != *empty_rows) {
+      return failing.empty() ? refuse<Reason::kRowsEmptiedByData>() : refuse<Reason::kRowsEmptiedByOneMask>();
+    }
   }
   return *empty_rows;
 }

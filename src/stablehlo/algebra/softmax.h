@@ -54,7 +54,8 @@ struct EmptiedBy {
 
 // The output of a row that has no key left. It evaluates the factor of the values for such rows, at drawn positions
 // (below `sizes` of the atoms) and with drawn elements of tensors. Refused with kRowsWithoutKeys if rows give none of
-// zero, uniform and NaN, or do not agree; with kRowsEmptiedByData if the two kinds of such rows differ.
+// zero, uniform and NaN, or do not agree; with kRowsEmptiedByData or kRowsEmptiedByOneMask if rows differ that data and
+// conditions, or different conditions, leave without keys.
 Outcome<EmptyRows> classify_empty_rows(SymArena& arena, const std::vector<int64_t>& sizes, SymId probability,
                                        const Softmax& softmax, EmptiedBy by);
 

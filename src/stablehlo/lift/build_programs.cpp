@@ -166,9 +166,18 @@ Proof settle_masks(Plane& plane, const std::optional<LogSumExp>& log_sum_exp, bo
     if (!rounds_coarsely(plane, match.softmax.score, known_bounds(plane))) {
       match.softmax.score = where(unrounded, match.softmax.guards);
     }
+    const std::vector<SymId> keep = match.softmax.keep;
     leave_out_known_conditions(arena, match);
-    const auto empty_rows =
-        classify_empty_rows(arena, plane.sizes, match.undropped, match.softmax, what_empties(plane, match.softmax));
+    const auto classify = [&] {
+      return classify_empty_rows(arena, plane.sizes, match.undropped, match.softmax,
+                                 what_empties(plane, match.softmax));
+    };
+    auto empty_rows = classify();
+    if (!empty_rows.ok() && empty_rows.error().reason == Reason::kRowsEmptiedByOneMask) {
+      match.softmax.keep = keep;  // a condition that only some masked keys meet has an effect in a row without keys
+      match.undropped = without_dropout(arena, match.whole, match.softmax);
+      empty_rows = classify();
+    }
     if (!empty_rows.ok() && masks == FiniteMasks::kInAllRows) {
       return empty_rows.error();
     }

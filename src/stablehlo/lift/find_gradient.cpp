@@ -40,6 +40,19 @@ struct PlacedExit {
   bool is_of_values = false;  // it gives the gradient of the values, otherwise that of the queries or keys
 };
 
+// All orders of the depth's dimensions, beginning with the given one: a gradient's product may have them in another
+// order than the scores' product.
+std::vector<std::vector<int>> orders_of(const std::vector<int>& depth) {
+  constexpr size_t kMost = 3;
+  std::vector<std::vector<int>> orders;
+  std::vector<int> order = depth;
+  do {
+    orders.push_back(order);
+    std::next_permutation(order.begin(), order.end());
+  } while (order != depth && depth.size() <= kMost);
+  return orders;
+}
+
 Outcome<PlacedExit> place_exit(const Plane& plane, const Forward& forward, const Exit& exit) {
   const Operands& operands = forward.operands;
   const Roles& roles = forward.dimensions.roles;
@@ -49,14 +62,18 @@ Outcome<PlacedExit> place_exit(const Plane& plane, const Forward& forward, const
     return plane.evaluator->runs_over_keys(indices[static_cast<size_t>(d)]);
   });
   bool is_summed_otherwise = false;
-  for (const std::vector<int>* depth : {&operands.depth, &operands.value_depth}) {
-    const auto other = other_indices(exit.product, exit.side, indices, *depth, plane.sizes);
+  std::vector<std::vector<int>> depths = orders_of(operands.depth);
+  const size_t of_queries = depths.size();
+  llvm::append_range(depths, orders_of(operands.value_depth));
+  for (size_t i = 0; i < depths.size(); ++i) {
+    const bool is_of_values = i >= of_queries;
+    const auto other = other_indices(exit.product, exit.side, indices, depths[i], plane.sizes);
     if (!other) {
       continue;
     }
     // If the depths of queries and values have the same size, the other operand decides which one this is.
     float factor = 1;
-    if (depth == &operands.depth) {
+    if (!is_of_values) {
       const ReadTensor& expected = sums_over_keys ? operands.k : operands.q;
       const auto ratio = ratio_of_tensors(exit.other(), *other, expected.value, expected.indices, plane.sizes);
       if (!ratio) {
@@ -72,7 +89,7 @@ Outcome<PlacedExit> place_exit(const Plane& plane, const Forward& forward, const
       continue;
     }
     const std::vector<int> heads = sums_over_keys ? roles.heads() : roles.kv_head;
-    const std::vector<int> wanted = joined({roles.batch, heads, sums_over_keys ? roles.query : roles.key, *depth});
+    const std::vector<int> wanted = joined({roles.batch, heads, sums_over_keys ? roles.query : roles.key, depths[i]});
     // The result may be summed over batches and heads that share the tensor, namely those that the product lacks.
     std::vector<int> shared;
     std::vector<int> found = sorted(result->order());
@@ -92,7 +109,7 @@ Outcome<PlacedExit> place_exit(const Plane& plane, const Forward& forward, const
                       .shared = std::move(shared),
                       .sums_over_keys = sums_over_keys,
                       .factor = factor,
-                      .is_of_values = depth == &operands.value_depth};
+                      .is_of_values = is_of_values};
   }
   const std::string place = describe(exit.product->getLoc());
   return is_summed_otherwise ? refuse<Reason::kProductNotSummed>(place) : refuse<Reason::kProductNoGradient>(place);

@@ -105,11 +105,15 @@ Outcome<std::optional<KeepMask>> place_keep_mask(Plane& plane, const Forward& fo
   if (softmax.keep_selects && gives_nan && !is_never_empty(plane, softmax)) {
     return refuse<Reason::kDropoutClearsNan>();
   }
-  // The tensor may also contain the conditions that select keys, since these have no further effect.
+  // The tensor may also contain the conditions that select keys. These have no further effect, except in a row without
+  // keys that is the mean of the values.
+  const bool may_contain_guards = programs.problem.empty_rows != EmptyRows::kUniform;
   const auto is_wanted = [&](SymId formula) {
     std::vector<SymId> parts;
     add_guard(plane.arena, parts, formula);
-    std::erase_if(parts, [&](SymId part) { return llvm::is_contained(softmax.guards, part); });
+    std::erase_if(parts, [&](SymId part) {
+      return may_contain_guards && llvm::is_contained(softmax.guards, part) && !llvm::is_contained(softmax.keep, part);
+    });
     return std::is_permutation(parts.begin(), parts.end(), softmax.keep.begin(), softmax.keep.end());
   };
   std::optional<KeepMask> smallest;
