@@ -267,8 +267,9 @@ TEST_P(FusedBackwardCompiles, ForTheNewestArchitecture) {
 INSTANTIATE_TEST_SUITE_P(Configurations, FusedBackwardCompiles,
                          ::testing::Values("d128 bf16", "d64 f16 softcap=30 causal", "d96 bf16 alibi causal",
                                            "d128 bf16 cu_seqlens causal", "d128 bf16 dropout=0.1 causal",
-                                           "dqk192 dv128 bf16 causal", "d256 f16 softcap=30",
-                                           "dqk160 dv20 bf16 causal"));
+                                           "dqk192 dv128 bf16 causal", "d256 f16 softcap=30", "dqk160 dv20 bf16 causal",
+                                           "d192 bf16 softcap=30 causal", "d192 f16 dropout=0.1 causal",
+                                           "d192 bf16 alibi causal"));
 
 TEST(FusedBackward, CompilesForEveryArchitecture) {
   expect_fused("attn h2 s512 d128 bf16 lse residual causal", {80, 86, 89, 90, 120});
@@ -286,7 +287,7 @@ TEST(FusedBackward, TilesFitTheSharedMemory) {
   };
   for (const Row& row :
        {Row{"d64", {"128x128 2 1", "64x64 1 2", "128x128 2 1"}}, Row{"d96", {"64x128 2 1", "64x64 1 1", "64x128 2 1"}},
-        Row{"d128", {"64x128 2 1", "64x64 1 1", "64x128 2 1"}}, Row{"d192", {"64x64 2 1", "64x32 1 1", "64x64 2 1"}},
+        Row{"d128", {"64x128 2 1", "64x64 1 1", "64x128 2 1"}}, Row{"d192", {"64x64 2 1", "64x32 1 1", "128x64 2 1"}},
         Row{"d256", {"64x64 1 1", "", "64x64 2 1"}}}) {
     const Problem problem = problem_of(std::string("attn h2 s512 bf16 lse residual ") + row.dims);
     constexpr int kArchitectures[3][2] = {{80, 164}, {86, 100}, {90, 228}};

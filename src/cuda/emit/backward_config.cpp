@@ -109,20 +109,27 @@ std::vector<std::string> with(std::vector<std::string> list, const ForwardConfig
   return list;
 }
 
-// The fused kernel's tiles, in the order of preference (measured on an H100: docs/lessons). Each has enough warps to
-// keep the sums of its keys in registers. Two stages save one barrier for each tile.
+// The fused kernel's tiles, in the order of preference (measured on an H100 and an H200: docs/lessons). Each has enough
+// warps to keep the sums of its keys in registers. Two stages save one barrier for each tile.
 struct FusedTiles {
-  int queries, keys, warps, stages, blocks;
+  int queries, keys, warps;
+  int q_stages, d_out_stages;
+  int blocks;
   int narrowest, widest;  // the narrowest and widest rows for these tiles
+  bool dropout = true;    // whether registers suffice for it
 };
 constexpr FusedTiles kFusedTiles[] = {
-    {128, 128, 8, 2, 1, 1, 64},  {64, 128, 8, 2, 1, 65, 128}, {64, 64, 4, 1, 2, 1, 96},   {64, 64, 4, 1, 1, 1, 128},
-    {64, 64, 8, 2, 1, 129, 256}, {64, 64, 8, 1, 1, 129, 256}, {64, 32, 4, 1, 1, 129, 256}};
+    {128, 128, 8, 2, 2, 1, 1, 64},  {64, 128, 8, 2, 2, 1, 65, 128},         {64, 64, 4, 1, 1, 2, 1, 96},
+    {64, 64, 4, 1, 1, 1, 1, 128},   {128, 64, 8, 2, 1, 1, 129, 192, false}, {64, 64, 8, 2, 2, 1, 129, 256},
+    {64, 64, 8, 1, 1, 1, 129, 256}, {64, 32, 4, 1, 1, 1, 129, 256}};
 
-int64_t fused_shared_bytes(const ForwardConfig& config) {
+int64_t fused_shared_bytes(const Sm80FusedKernel& kernel) {
+  const ForwardConfig& config = kernel.config;
   constexpr int64_t kVisitBytes = 256;
-  const int64_t row = int64_t{2} * (config.head_dim_padded + config.value_dim_padded);
-  return (config.kv_tile + config.stages * config.q_tile) * row + int64_t{2} * 2 * config.q_tile * config.kv_tile +
+  const int64_t q = int64_t{2} * config.stages * config.head_dim_padded;
+  const int64_t d_out = int64_t{2} * kernel.d_out_stages * config.value_dim_padded;
+  const int64_t keys = int64_t{2} * (config.head_dim_padded + config.value_dim_padded);
+  return config.kv_tile * keys + config.q_tile * (q + d_out) + int64_t{2} * 2 * config.q_tile * config.kv_tile +
          kVisitBytes;
 }
 
@@ -170,11 +177,12 @@ Result<Sm80FusedKernel> choose_sm80_fused(const Problem& problem, int architectu
     config.q_tile = tiles.queries;
     config.kv_tile = tiles.keys;
     config.threads = 32 * tiles.warps;
-    config.stages = tiles.stages;
+    config.stages = tiles.q_stages;
+    kernel.d_out_stages = tiles.d_out_stages;
     config.blocks = tiles.blocks;
-    config.shared_bytes = fused_shared_bytes(config);
+    config.shared_bytes = fused_shared_bytes(kernel);
     const int widest = std::max(config.head_dim, config.value_dim);
-    if (widest >= tiles.narrowest && widest <= tiles.widest &&
+    if (widest >= tiles.narrowest && widest <= tiles.widest && (tiles.dropout || !config.dropout) &&
         tiles.blocks * (config.shared_bytes + kReservedBytes) <= shared_memory(architecture)) {
       kernel.has_fallback =
           problem.d_out_dtype() != problem.dtype || (problem.score_mod && may_add_much(*problem.score_mod));
@@ -480,6 +488,7 @@ std::string describe(const BackwardConfig& config) {
 std::vector<std::string> definitions(const Sm80FusedKernel& kernel) {
   std::vector<std::string> list = definitions(kernel.config);
   list.push_back(fmt::format("-DFL_WARPS={}", kernel.config.threads / 32));
+  list.push_back(fmt::format("-DFL_D_OUT_STAGES={}", kernel.d_out_stages));
   list.push_back(fmt::format("-DFL_HAS_FALLBACK={:d}", kernel.has_fallback));
   return list;
 }

@@ -18,6 +18,7 @@ const char* to_string(BackwardKind kind);  // "cuda_sm90", "cuda_sm80": the name
 // The portable kernel that computes all gradients (kernels/sm80/backward_fused.cu): q_tile queries and kv_tile keys.
 struct Sm80FusedKernel {
   ForwardConfig config;
+  int d_out_stages = 0;  // config.stages are those of Q
   bool has_fallback = false;
 };
 
