@@ -259,9 +259,8 @@ TEST(DeviceBackward, KeysThatAreNotFiniteStayMasked) {
 
 // A bias of -inf gives a key no probability, and so its bias no gradient, even if its values are not finite.
 TEST(DeviceBackward, BiasesOfKeysWithoutProbabilityGetNoGradientOfValuesThatAreNotFinite) {
-  for (const char* load :
-       {"(t: f32[150]) { %0 = load t[kv]", "(t: f32[2, 90, 150]) { %0 = load t[h, q, kv]",
-        "(t: f32[239]) { %1 = sub kv, q; %2 = add %1, 89; %0 = load t[%2]"}) {
+  for (const char* load : {"(t: f32[150]) { %0 = load t[kv]", "(t: f32[2, 90, 150]) { %0 = load t[h, q, kv]",
+                           "(t: f32[239]) { %1 = sub kv, q; %2 = add %1, 89; %0 = load t[%2]"}) {
     for (const char* words : {"bf16", "f16 causal=bottom_right", "bf16 residual"}) {
       const std::string text = std::string("attn h2 sq90 skv150 d128 lse ") + words + " score_mod" + load +
                                "; %3 = add score, %0; return %3 }";
