@@ -239,6 +239,65 @@ TEST(CaptureLoads, SayOverWhichScoresToSum) {
             "diagonal element");
 }
 
+// A block has one head, so that its tables have the elements of that head only.
+TEST(CaptureLoads, SayWhichIndicesDifferInABlock) {
+  const Problem problem = problem_of(
+      "attn b2 h2 s64 d64 bf16 score_mod(t: f32[?, ?, ?, ?], ids: i32[?, ?], u: f32[?]) { %0 = load ids[q, kv]; %1 = "
+      "to_i32 score; %2 = load t[h, %0, 3, %1]; %3 = add score, %2; %4 = sub q, kv; %5 = load u[%4]; %6 = add %3, %5; "
+      "return %6 }");
+  const std::vector<CaptureLoad> loads = capture_loads(problem, {true, false, true});
+  ASSERT_EQ(loads.size(), 2U);
+  for (const CaptureLoad& load : loads) {
+    const bool of_t = load.capture == 0;
+    EXPECT_EQ(load.moves, of_t ? 0b1010U : 0b1U);
+    EXPECT_EQ(load.table, of_t ? 0 : -1) << "diagonals need none";
+  }
+  EXPECT_EQ(element_tables(loads), 1);
+  for (const auto& [shape, tables] : {std::pair("1365", 1), std::pair("1366", 0), std::pair("?", 1)}) {
+    const Problem table = problem_of(fmt::format(
+        "attn h2 s64 d64 bf16 score_mod(t: f32[2, {}]) {{ %0 = add q, kv; %1 = load t[h, %0]; %2 = add score, %1; "
+        "return %2 }}",
+        shape));
+    EXPECT_EQ(element_tables(capture_loads(table, std::vector{true})), tables) << shape;
+  }
+}
+
+// Tables take their part of the shared memory that there is, and all loads beyond the most have none.
+TEST(CaptureTables, FitTheSharedMemory) {
+  const auto config_of = [](const std::string& dims, int loads, int architecture) -> CaptureConfig {
+    std::string captures;
+    std::string body;
+    for (int i = 0; i < loads; ++i) {
+      captures += fmt::format("{}t{}: f32[?]", i == 0 ? "" : ", ", i);
+      body += fmt::format("%{0} = mul q, 1{3}; %{1} = add %{0}, kv; %{2} = load t{3}[%{1}]; %{4} = add {5}, %{2}; ",
+                          4 * i, 4 * i + 1, 4 * i + 2, i, 4 * i + 3, i == 0 ? "score" : fmt::format("%{}", 4 * i - 1));
+    }
+    const Problem problem = problem_of(
+        fmt::format("attn h2 s512 lse {} score_mod({}) {{ {}return %{} }}", dims, captures, body, 4 * loads - 1));
+    const BackwardKind kind = architecture == 90 ? BackwardKind::kHopper : BackwardKind::kPortable;
+    const Result<BackwardConfig> config = choose_backward_config(problem, kind, architecture);
+    EXPECT_TRUE(config.ok()) << dims;
+    const Result<CaptureConfig> captured =
+        choose_capture_config(problem, *config, capture_loads(problem, std::vector<bool>(loads, true)));
+    EXPECT_TRUE(captured.ok()) << dims;
+    return *captured;
+  };
+  constexpr int64_t kBlockBytes[] = {163 << 10, 99 << 10, 227 << 10};
+  for (const char* dims : {"d64 bf16 residual", "d128 bf16 residual", "d256 f16 residual", "d256 bf16"}) {
+    for (const int loads : {1, 3, 11}) {
+      for (const int i : {0, 1, 2}) {
+        constexpr int kArchitectures[] = {80, 86, 90};
+        const CaptureConfig config = config_of(dims, loads, kArchitectures[i]);
+        const int64_t table = config.hopper ? config.hopper->queries.table_bytes : config.table_bytes;
+        const ForwardConfig& kernel = config.hopper ? config.hopper->queries.config : config.config;
+        EXPECT_LE(kernel.shared_bytes, kBlockBytes[i]) << dims << " sm_" << kArchitectures[i];
+        EXPECT_GE(std::min(loads, kMostElementTables) * table, 16000) << dims << " sm_" << kArchitectures[i];
+      }
+    }
+  }
+  EXPECT_LE(config_of("d256 f32", 1, 86).config.shared_bytes, kBlockBytes[1]);
+}
+
 // The fused kernel: every tile that an architecture chooses fits its shared memory. Only values that stay the same
 // through the loop are spilled (docs/lessons).
 constexpr int64_t kFusedSpills = 200;
@@ -267,8 +326,9 @@ TEST_P(FusedBackwardCompiles, ForTheNewestArchitecture) {
 INSTANTIATE_TEST_SUITE_P(Configurations, FusedBackwardCompiles,
                          ::testing::Values("d128 bf16", "d64 f16 softcap=30 causal", "d96 bf16 alibi causal",
                                            "d128 bf16 cu_seqlens causal", "d128 bf16 dropout=0.1 causal",
-                                           "dqk192 dv128 bf16 causal", "d256 f16 softcap=30",
-                                           "dqk160 dv20 bf16 causal"));
+                                           "dqk192 dv128 bf16 causal", "d256 f16 softcap=30", "dqk160 dv20 bf16 causal",
+                                           "d192 bf16 softcap=30 causal", "d192 f16 dropout=0.1 causal",
+                                           "d192 bf16 alibi causal"));
 
 TEST(FusedBackward, CompilesForEveryArchitecture) {
   expect_fused("attn h2 s512 d128 bf16 lse residual causal", {80, 86, 89, 90, 120});
@@ -286,7 +346,7 @@ TEST(FusedBackward, TilesFitTheSharedMemory) {
   };
   for (const Row& row :
        {Row{"d64", {"128x128 2 1", "64x64 1 2", "128x128 2 1"}}, Row{"d96", {"64x128 2 1", "64x64 1 1", "64x128 2 1"}},
-        Row{"d128", {"64x128 2 1", "64x64 1 1", "64x128 2 1"}}, Row{"d192", {"64x64 2 1", "64x32 1 1", "64x64 2 1"}},
+        Row{"d128", {"64x128 2 1", "64x64 1 1", "64x128 2 1"}}, Row{"d192", {"64x64 2 1", "64x32 1 1", "128x64 2 1"}},
         Row{"d256", {"64x64 1 1", "", "64x64 2 1"}}}) {
     const Problem problem = problem_of(std::string("attn h2 s512 bf16 lse residual ") + row.dims);
     constexpr int kArchitectures[3][2] = {{80, 164}, {86, 100}, {90, 228}};
@@ -386,6 +446,10 @@ INSTANTIATE_TEST_SUITE_P(
         "mul "
         "%1, %2; return %3 }",
         "d256 bf16 score_mod(t: f32[?]) { %0 = add q, kv; %1 = load t[%0]; %2 = add score, %1; return %2 }",
+        "d128 bf16 causal dropout=0.1 score_mod(t: f32[37, 2], ids: i32[?, ?]) { %0 = load ids[q, kv]; %1 = load t[%0, "
+        "h]; %2 = add score, %1; return %2 }",
+        "d256 bf16 score_mod(t: f32[?], u: bf16[?, ?]) { %0 = add q, kv; %1 = load t[%0]; %2 = load u[%0, h]; %3 = "
+        "sub q, kv; %4 = load t[%3]; %5 = add %1, %2; %6 = add %5, %4; %7 = add score, %6; return %7 }",
         "dqk192 dv128 bf16 softcap=30 causal score_mod(t: bf16[?, ?]) { %0 = sub q, kv; %1 = load t[h, %0]; %2 = mul "
         "score, %1; return %2 }",
         "d128 bf16 dropout=0.1 window=1024 score_mod(t: bf16[?]) { %0 = load t[h]; %1 = mul score, %0; return %1 }",

@@ -158,6 +158,34 @@ INSTANTIATE_TEST_SUITE_P(
         "%2 = load t[%1]; %3 = add score, %2; %4 = load u[h]; %5 = mul %3, %4; return %5 }",
         "attn h2 s260 d96 bf16 lse softcap=5 dropout=0.2 score_mod(t: f32[37], u: f32[?]) { %0 = mul q, 5; %1 = add "
         "%0, kv; %2 = rem %1, 37; %3 = load t[%2]; %4 = load u[kv]; %5 = mul %3, %4; %6 = add score, %5; return %6 }",
+        // Tables of few elements, whose sums are in shared memory: two elements that all scores hit; indices that a
+        // tensor gives, some beyond the table; a table of each head in 16 bits; one too large for shared memory; three
+        // at once, beside a diagonal; scores so large that the probabilities have all exponents.
+        "attn b2 h2 s200 d64 bf16 lse causal score_mod(t: f32[2]) { %0 = add q, kv; %1 = rem %0, 2; %2 = load t[%1]; "
+        "%3 = "
+        "add score, %2; return %3 }",
+        "attn b2 h3 s150 d64 f16 lse score_mod(t: f32[49], ids: i32[?, ?]) { %0 = load ids[q, kv]; %1 = sub %0, 20; %2 "
+        "= "
+        "load t[%1]; %3 = add score, %2; return %3 }",
+        "attn b2 hq4 hkv2 s200 d128 bf16 lse window=150 score_mod(t: bf16[32, 4], ids: i32[?, ?]) { %0 = load ids[q, "
+        "kv]; "
+        "%1 = rem %0, 32; %2 = load t[%1, h]; %3 = mul score, %2; return %3 }",
+        "attn b2 h2 s140 d64 f32 score_mod(t: f16[2, 7, 1, 5]) { %0 = rem q, 7; %1 = rem kv, 5; %2 = load t[h, %0, 3, "
+        "%1]; "
+        "%3 = add score, %2; return %3 }",
+        "attn h2 s150 d64 bf16 lse score_mod(t: f32[5000], u: f32[?]) { %0 = mul q, 31; %1 = add %0, kv; %2 = load "
+        "t[%1]; "
+        "%3 = load u[%1]; %4 = add %2, %3; %5 = add score, %4; return %5 }",
+        "attn b2 h2 s150 d128 bf16 lse score_mod(t: f32[37], u: bf16[300], w: f32[?, 3], x: f32[?]) { %0 = mul q, 5; "
+        "%1 = "
+        "add %0, kv; %2 = rem %1, 37; %3 = load t[%2]; %4 = rem %1, 300; %5 = load u[%4]; %6 = rem %1, 3; %7 = load "
+        "w[q, "
+        "%6]; %8 = sub q, kv; %9 = load x[%8]; %10 = add %3, %5; %11 = add %7, %9; %12 = add %10, %11; %13 = add "
+        "score, "
+        "%12; return %13 }",
+        "attn b2 h2 s300 d64 bf16 lse scale=4 score_mod(t: f32[500]) { %0 = mul q, 7; %1 = add %0, kv; %2 = rem %1, "
+        "500; "
+        "%3 = load t[%2]; %4 = add score, %3; return %4 }",
         // A row masked by a large constant, whose scores end in a product.
         "attn h2 s130 d64 f32 score_mod(t: f32[]) { %0 = eq q, 3; %1 = select %0, -2.3819763e+38, score; %2 = load "
         "t[]; "
@@ -259,9 +287,8 @@ TEST(DeviceBackward, KeysThatAreNotFiniteStayMasked) {
 
 // A bias of -inf gives a key no probability, and so its bias no gradient, even if its values are not finite.
 TEST(DeviceBackward, BiasesOfKeysWithoutProbabilityGetNoGradientOfValuesThatAreNotFinite) {
-  for (const char* load :
-       {"(t: f32[150]) { %0 = load t[kv]", "(t: f32[2, 90, 150]) { %0 = load t[h, q, kv]",
-        "(t: f32[239]) { %1 = sub kv, q; %2 = add %1, 89; %0 = load t[%2]"}) {
+  for (const char* load : {"(t: f32[150]) { %0 = load t[kv]", "(t: f32[2, 90, 150]) { %0 = load t[h, q, kv]",
+                           "(t: f32[239]) { %1 = sub kv, q; %2 = add %1, 89; %0 = load t[%2]"}) {
     for (const char* words : {"bf16", "f16 causal=bottom_right", "bf16 residual"}) {
       const std::string text = std::string("attn h2 sq90 skv150 d128 lse ") + words + " score_mod" + load +
                                "; %3 = add score, %0; return %3 }";

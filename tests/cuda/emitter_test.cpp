@@ -295,8 +295,8 @@ TEST(Emitter, GradientsOfCapturedTensors) {
   }
   EXPECT_NE(all.find("#define FL_PLANE_GRADIENTS 0\n"), std::string::npos);
   EXPECT_EQ(count("add_row_to_gradient("), 2U) << "one slope for a row, and one key for a column";
-  EXPECT_EQ(count("add_to_element(element, sum, "), 1U) << "the table for a diagonal";
-  EXPECT_EQ(count(" add_to_element(sums"), 0U) << "nothing for a single score";
+  EXPECT_EQ(count("add_to_element<1>(element, sum, "), 1U) << "the table for a diagonal";
+  EXPECT_EQ(count("(sums.element"), 0U) << "nothing for a single score";
   const std::string none = emit_gradient(problem, {});
   EXPECT_NE(none.find("#define FL_QUERY_GRADIENTS 0"), std::string::npos);
   EXPECT_EQ(none.find("add_captured"), std::string::npos);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <functional>
 #include <span>
 
 #include "cuda/emit/motion.h"
@@ -52,7 +53,7 @@ int64_t shared_bytes(const ForwardConfig& config) {
 }
 
 // Of what a kernel keeps in shared memory besides, for tiles of this size.
-using MoreSharedBytes = int64_t (*)(const ForwardConfig& config);
+using MoreSharedBytes = std::function<int64_t(const ForwardConfig& config)>;
 int64_t nothing_more(const ForwardConfig& /*config*/) { return 0; }
 // The scores of a block whose diagonals are summed (kernels/sm80/backward_captures.cu).
 int64_t diagonal_bytes(const ForwardConfig& config) {
@@ -61,7 +62,8 @@ int64_t diagonal_bytes(const ForwardConfig& config) {
 }
 
 // The first of the tiles that fit.
-Status choose_tiles(std::span<const Tiles> choices, int64_t available, MoreSharedBytes more, ForwardConfig& config) {
+Status choose_tiles(std::span<const Tiles> choices, int64_t available, const MoreSharedBytes& more,
+                    ForwardConfig& config) {
   for (const Tiles& tiles : choices) {
     config.q_tile = tiles.rows;
     config.kv_tile = tiles.columns;
@@ -109,20 +111,27 @@ std::vector<std::string> with(std::vector<std::string> list, const ForwardConfig
   return list;
 }
 
-// The fused kernel's tiles, in the order of preference (measured on an H100: docs/lessons). Each has enough warps to
-// keep the sums of its keys in registers. Two stages save one barrier for each tile.
+// The fused kernel's tiles, in the order of preference (measured on an H100 and an H200: docs/lessons). Each has enough
+// warps to keep the sums of its keys in registers. Two stages save one barrier for each tile.
 struct FusedTiles {
-  int queries, keys, warps, stages, blocks;
+  int queries, keys, warps;
+  int q_stages, d_out_stages;
+  int blocks;
   int narrowest, widest;  // the narrowest and widest rows for these tiles
+  bool dropout = true;    // whether registers suffice for it
 };
 constexpr FusedTiles kFusedTiles[] = {
-    {128, 128, 8, 2, 1, 1, 64},  {64, 128, 8, 2, 1, 65, 128}, {64, 64, 4, 1, 2, 1, 96},   {64, 64, 4, 1, 1, 1, 128},
-    {64, 64, 8, 2, 1, 129, 256}, {64, 64, 8, 1, 1, 129, 256}, {64, 32, 4, 1, 1, 129, 256}};
+    {128, 128, 8, 2, 2, 1, 1, 64},  {64, 128, 8, 2, 2, 1, 65, 128},         {64, 64, 4, 1, 1, 2, 1, 96},
+    {64, 64, 4, 1, 1, 1, 1, 128},   {128, 64, 8, 2, 1, 1, 129, 192, false}, {64, 64, 8, 2, 2, 1, 129, 256},
+    {64, 64, 8, 1, 1, 1, 129, 256}, {64, 32, 4, 1, 1, 1, 129, 256}};
 
-int64_t fused_shared_bytes(const ForwardConfig& config) {
+int64_t fused_shared_bytes(const Sm80FusedKernel& kernel) {
+  const ForwardConfig& config = kernel.config;
   constexpr int64_t kVisitBytes = 256;
-  const int64_t row = int64_t{2} * (config.head_dim_padded + config.value_dim_padded);
-  return (config.kv_tile + config.stages * config.q_tile) * row + int64_t{2} * 2 * config.q_tile * config.kv_tile +
+  const int64_t q = int64_t{2} * config.stages * config.head_dim_padded;
+  const int64_t d_out = int64_t{2} * kernel.d_out_stages * config.value_dim_padded;
+  const int64_t keys = int64_t{2} * (config.head_dim_padded + config.value_dim_padded);
+  return config.kv_tile * keys + config.q_tile * (q + d_out) + int64_t{2} * 2 * config.q_tile * config.kv_tile +
          kVisitBytes;
 }
 
@@ -170,11 +179,12 @@ Result<Sm80FusedKernel> choose_sm80_fused(const Problem& problem, int architectu
     config.q_tile = tiles.queries;
     config.kv_tile = tiles.keys;
     config.threads = 32 * tiles.warps;
-    config.stages = tiles.stages;
+    config.stages = tiles.q_stages;
+    kernel.d_out_stages = tiles.d_out_stages;
     config.blocks = tiles.blocks;
-    config.shared_bytes = fused_shared_bytes(config);
+    config.shared_bytes = fused_shared_bytes(kernel);
     const int widest = std::max(config.head_dim, config.value_dim);
-    if (widest >= tiles.narrowest && widest <= tiles.widest &&
+    if (widest >= tiles.narrowest && widest <= tiles.widest && (tiles.dropout || !config.dropout) &&
         tiles.blocks * (config.shared_bytes + kReservedBytes) <= shared_memory(architecture)) {
       kernel.has_fallback =
           problem.d_out_dtype() != problem.dtype || (problem.score_mod && may_add_much(*problem.score_mod));
@@ -185,7 +195,7 @@ Result<Sm80FusedKernel> choose_sm80_fused(const Problem& problem, int architectu
                      problem.value_dim, shared_memory(architecture) - kReservedBytes);
 }
 
-Status choose_query_tiles(MoreSharedBytes more, ForwardConfig& config) {
+Status choose_query_tiles(const MoreSharedBytes& more, ForwardConfig& config) {
   using Choices = std::span<const Tiles>;
   const bool wide = std::max(config.head_dim, config.value_dim) > kMostColumns;
   return choose_tiles(wide ? Choices(kWideTiles) : Choices(kQueryTiles), available_bytes(config, wide), more, config);
@@ -222,6 +232,14 @@ Result<Sm80Backward> choose_sm80_backward(const Problem& problem, int architectu
   return config;
 }
 
+// The shared memory of the portable kernel's tables (kernels/common/block_sums.cuh): as much as its tiles of 128
+// columns leave where a block may have 99 KiB.
+constexpr int64_t kSm80TableBytes = 24 << 10;
+int64_t bytes_of_table(int64_t bytes, int tables) {
+  constexpr int64_t kAlignment = 16;
+  return tables == 0 ? 0 : bytes / tables / kAlignment * kAlignment;
+}
+
 constexpr int64_t kSm90Bookkeeping = 640;  // barriers and the like
 
 int64_t sm90_shared_bytes(const Sm90BackwardKernel& kernel) {
@@ -239,7 +257,7 @@ int64_t sm90_shared_bytes(const Sm90BackwardKernel& kernel) {
   const bool reads_v = kernel.sums_second || kernel.captures;
   return config.q_tile * (qk_row + (reads_v ? v_row : 0)) +
          config.kv_tile * (config.stages * (qk_row + kStatisticBytes) + kernel.v_stages * v_row) + fused +
-         (kernel.diagonals ? diagonal_bytes(config) : 0) + kSm90Bookkeeping;
+         (kernel.diagonals ? diagonal_bytes(config) : 0) + kernel.tables * kernel.table_bytes + kSm90Bookkeeping;
 }
 
 // Chooses as many stages as fit. Those of q and k are in use for longer, and are added first.
@@ -247,6 +265,10 @@ void choose_sm90_stages(Sm90BackwardKernel& kernel) {
   constexpr int kMostStages = 5;
   kernel.config.stages = 1;
   kernel.v_stages = 1;
+  if (kernel.tables > 0) {
+    kernel.table_bytes =
+        bytes_of_table(std::min(kMostTableBytes, kHopperSharedBytes - sm90_shared_bytes(kernel)), kernel.tables);
+  }
   const auto add = [&](int& stages) {
     ++stages;
     const bool fits = stages <= kMostStages && sm90_shared_bytes(kernel) <= kHopperSharedBytes;
@@ -460,12 +482,18 @@ Result<CaptureConfig> choose_capture_config(const Problem& problem, const Backwa
   config.config.kind = KernelKind::kPortable;
   config.config.architecture = std::visit([](const auto& family) { return architecture_of(family); }, main);
   const bool has_diagonal = std::ranges::find(loads, CaptureSum::kDiagonal, &CaptureLoad::sum) != loads.end();
-  FLASHLIFT_RETURN_IF_ERROR(choose_query_tiles(has_diagonal ? diagonal_bytes : nothing_more, config.config));
+  const int tables = element_tables(loads);
+  config.table_bytes = bytes_of_table(kSm80TableBytes, tables);
+  const auto more = [&](const ForwardConfig& tiles) {
+    return (has_diagonal ? diagonal_bytes(tiles) : 0) + tables * config.table_bytes;
+  };
+  FLASHLIFT_RETURN_IF_ERROR(choose_query_tiles(more, config.config));
   if (std::holds_alternative<Sm90Backward>(main) && problem.d_out_dtype() == problem.dtype && !searches(problem)) {
     const bool falls_back = config.has_fallback;
     config.hopper = Sm90CaptureKernels{
-        .queries = sm90_kernel(problem,
-                               {.config = {}, .has_fallback = falls_back, .captures = true, .diagonals = has_diagonal}),
+        .queries = sm90_kernel(
+            problem,
+            {.config = {}, .has_fallback = falls_back, .captures = true, .tables = tables, .diagonals = has_diagonal}),
         .keys =
             sm90_kernel(problem, {.config = {}, .rows_are_keys = true, .has_fallback = falls_back, .captures = true}),
         .planes = sm90_kernel(problem, {.config = {}, .has_fallback = falls_back, .captures = true, .planes = true})};
@@ -480,6 +508,7 @@ std::string describe(const BackwardConfig& config) {
 std::vector<std::string> definitions(const Sm80FusedKernel& kernel) {
   std::vector<std::string> list = definitions(kernel.config);
   list.push_back(fmt::format("-DFL_WARPS={}", kernel.config.threads / 32));
+  list.push_back(fmt::format("-DFL_D_OUT_STAGES={}", kernel.d_out_stages));
   list.push_back(fmt::format("-DFL_HAS_FALLBACK={:d}", kernel.has_fallback));
   return list;
 }
@@ -492,6 +521,7 @@ std::vector<std::string> definitions(const CaptureConfig& config) {
   std::vector<std::string> list = with(definitions(config.config), config.config, 1);
   list.push_back(fmt::format("-DFL_ROW_TILES={:d}", config.row_tiles));
   list.push_back(fmt::format("-DFL_HAS_FALLBACK={:d}", config.has_fallback));
+  list.push_back(fmt::format("-DFL_TABLE_BYTES={}", config.table_bytes));
   return list;
 }
 
@@ -515,6 +545,8 @@ std::vector<std::string> definitions(const Sm90BackwardKernel& kernel) {
   list.push_back(fmt::format("-DFL_HAS_FALLBACK={:d}", kernel.has_fallback));
   list.push_back(fmt::format("-DFL_REPEATS={:d}", kernel.repeats));
   list.push_back(fmt::format("-DFL_CAPTURES={:d}", kernel.captures));
+  list.push_back(fmt::format("-DFL_TABLES={}", kernel.tables));
+  list.push_back(fmt::format("-DFL_TABLE_BYTES={}", kernel.table_bytes));
   return list;
 }
 

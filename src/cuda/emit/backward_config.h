@@ -18,6 +18,7 @@ const char* to_string(BackwardKind kind);  // "cuda_sm90", "cuda_sm80": the name
 // The portable kernel that computes all gradients (kernels/sm80/backward_fused.cu): q_tile queries and kv_tile keys.
 struct Sm80FusedKernel {
   ForwardConfig config;
+  int d_out_stages = 0;  // config.stages are those of Q
   bool has_fallback = false;
 };
 
@@ -46,8 +47,10 @@ struct Sm90BackwardKernel {
   bool repeats = false;  // repeats the tiles that the fused kernel could not compute
   // Sums for gradients of captured tensors in place of all these; along diagonals, too.
   bool captures = false;
+  int tables = 0;  // of elements
   bool diagonals = false;
-  bool planes = false;  // sums for planes only (kernels/sm90/backward_planes.cu)
+  int64_t table_bytes = 0;  // of shared memory, for each table of elements (kernels/common/block_sums.cuh)
+  bool planes = false;      // sums for planes only (kernels/sm90/backward_planes.cu)
 };
 
 struct Sm90Backward {
@@ -94,6 +97,7 @@ struct Sm90CaptureKernels {
 struct CaptureConfig {
   // The portable kernels: q_tile rows a block, kv_tile columns at a time.
   ForwardConfig config;
+  int64_t table_bytes = 0;                   // of each table, in the kernel for queries
   std::optional<Sm90CaptureKernels> hopper;  // replace the portable ones
   bool makes_rows = false;                   // computes the rows' statistics from the scores
   bool row_tiles = false;                    // reads those of the preprocess

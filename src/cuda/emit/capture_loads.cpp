@@ -46,6 +46,16 @@ bool find_plane(const Program& program, const Node& load, CaptureLoad& plane) {
   return plane.q_dim >= 0 && plane.kv_dim >= 0;
 }
 
+// Whether the elements that a block reads may be few enough for a table. Sizes that each call determines may be small.
+bool may_have_few_elements(const Capture& capture, uint32_t moves) {
+  constexpr int64_t kMost = kMostTableBytes / (kLeastTableWords * static_cast<int64_t>(sizeof(int)));
+  int64_t elements = 1;
+  for (size_t d = 0; d < capture.shape.size() && elements <= kMost; ++d) {
+    elements *= (moves >> d & 1) != 0 ? std::max(capture.shape[d], int64_t{1}) : 1;
+  }
+  return elements <= kMost;
+}
+
 }  // namespace
 
 std::vector<CaptureLoad> capture_loads(const Problem& problem, const score::Derivative& derivative) {
@@ -57,6 +67,7 @@ std::vector<CaptureLoad> capture_loads(const Problem& problem, const score::Deri
   };
   std::vector<CaptureLoad> loads;
   bool has_diagonal = false;
+  int tables = 0;
   for (const score::LoadDerivative& derived : derivative.loads) {
     const Node& load = program.nodes[derived.load];
     const auto any = [&](const std::vector<bool>& which) {
@@ -79,9 +90,23 @@ std::vector<CaptureLoad> capture_loads(const Problem& problem, const score::Deri
         found.sum = CaptureSum::kPlane;
       }
     }
+    if (found.sum == CaptureSum::kElement || found.sum == CaptureSum::kDiagonal) {
+      for (size_t d = 0; d < load.operands.size(); ++d) {
+        const ValueId index = load.operands[d];
+        const bool moves = motion.score[index] || motion.q[index] || motion.kv[index];
+        found.moves |= static_cast<uint32_t>(moves) << d;
+      }
+      const bool has_table = found.sum == CaptureSum::kElement && tables < kMostElementTables &&
+                             may_have_few_elements(program.captures[static_cast<size_t>(load.payload)], found.moves);
+      found.table = has_table ? tables++ : -1;
+    }
     loads.push_back(found);
   }
   return loads;
+}
+
+int element_tables(const std::vector<CaptureLoad>& loads) {
+  return static_cast<int>(std::ranges::count_if(loads, [](const CaptureLoad& load) { return load.table >= 0; }));
 }
 
 std::vector<CaptureLoad> capture_loads(const Problem& problem, const std::vector<bool>& wants_gradient) {

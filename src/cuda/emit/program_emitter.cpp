@@ -265,6 +265,24 @@ bool is_one(const Program& program, ValueId id) {
          std::bit_cast<float>(static_cast<uint32_t>(node.payload)) == 1.0f;
 }
 
+// A block's tables, and the kernel's argument that gives their shapes.
+std::string emit_tables(int count) {
+  std::string members;
+  std::string initial;
+  std::string clear;
+  for (int i = 0; i < count; ++i) {
+    members += fmt::format("  BlockSums table{};\n", i);
+    initial += fmt::format("{}table{}(shapes.of[{}], memory + {} * FL_TABLE_BYTES)", i == 0 ? " : " : ", ", i, i, i);
+    clear += fmt::format("    table{}.clear(thread, threads);\n", i);
+  }
+  return fmt::format(
+      "struct ElementTables {{ ElementTable of[{0}]; }};\n"
+      "struct BlockTables {{\n"
+      "  {1} BlockTables(const ElementTables& shapes, u32 memory){2} {{}}\n"
+      "  {1} void clear(int thread, int threads) const {{\n{3}  }}\n{4}  GlobalSums none;\n}};\n\n",
+      std::max(count, 1), kFunction, initial, clear, members);
+}
+
 // What the kernels of captured tensors' gradients call.
 std::string emit_capture_gradients(const Problem& problem, const score::Derivative& derivative,
                                    const std::vector<CaptureLoad>& loads) {
@@ -281,7 +299,7 @@ std::string emit_capture_gradients(const Problem& problem, const score::Derivati
       "  const GradientRow row = gradient_row(b, h, q, params);\n"
       "  const GradientColumn column = gradient_column(b, kv, params);\n"
       "  const float raw = 0.0f;\n  const float score = 0.0f;\n  const int kv_first = kv;\n  const int key = 0;\n";
-  std::string text = "struct GradientSums {\n";
+  std::string text = emit_tables(element_tables(loads)) + "struct GradientSums {\n";
   for (size_t i = 0; i < loads.size(); ++i) {
     if (loads[i].sum == CaptureSum::kRow || loads[i].sum == CaptureSum::kKey) {
       text += fmt::format("  float load{}[2];\n", i);
@@ -294,31 +312,22 @@ std::string emit_capture_gradients(const Problem& problem, const score::Derivati
   text += fmt::format("{} void add_captured_keys(const GradientSums& sums, int r, bool inside, {}) {{\n{}{}}}\n\n",
                       kFunction, place, begin_place, whole().captured_sums_body(derivative, loads, CaptureSum::kKey));
   text += fmt::format(
-      "{} float add_captured(float ds, {}, const CaptureGradient* gradients, GradientSums& sums, int r) "
-      "{{\n{}{}}}\n\n",
+      "{} float add_captured(float ds, {}, const CaptureGradient* gradients, GradientSums& sums, BlockTables& tables, "
+      "int r) {{\n{}{}}}\n\n",
       kFunction, at, begin, whole().captured_body(derivative, loads));
   text += fmt::format(
       "{} void add_captured_rows(const GradientSums& sums, int r, int b, int h, int q, bool inside, const "
       "ForwardParams& params, const CaptureGradient* gradients) {{\n{}}}\n\n",
       kFunction, Emitter(problem, body, Part::kRow).captured_sums_body(derivative, loads, CaptureSum::kRow));
-  text += fmt::format("{} void add_captured_elements(GradientSums& sums, const CaptureGradient* gradients) {{\n",
-                      kFunction);
-  for (size_t i = 0; i < loads.size(); ++i) {
-    for (int r = 0; r < 2 && loads[i].sum == CaptureSum::kElement; ++r) {
-      text += fmt::format("  flush_warp(sums.element{}[{}], gradients[{}]);\n", i, r, loads[i].capture);
-    }
-  }
-  text += "}\n\n";
+  text += fmt::format("{} void add_captured_elements(GradientSums& sums, BlockTables& tables, {}) {{\n{}{}}}\n\n",
+                      kFunction, place, begin_place, whole().flush_body(derivative, loads, CaptureSum::kElement));
+  text +=
+      fmt::format("{} void add_captured_tables(const BlockTables& tables, int thread, int threads, {}) {{\n{}{}}}\n\n",
+                  kFunction, place, begin_place, whole().tables_body(derivative, loads));
   text += fmt::format("{} void add_diagonal(float sum, ElementSum& element, {}) {{\n{}{}}}\n\n", kFunction, place,
                       begin_place, whole().diagonal_body(derivative, loads));
-  text +=
-      fmt::format("{} void finish_diagonals(ElementSum& element, const CaptureGradient* gradients) {{\n", kFunction);
-  for (const CaptureLoad& load : loads) {
-    if (load.sum == CaptureSum::kDiagonal) {
-      text += fmt::format("  flush_warp(element, gradients[{}]);\n", load.capture);
-    }
-  }
-  text += "}\n\n";
+  text += fmt::format("{} void finish_diagonals(ElementSum& element, {}) {{\n{}{}}}\n\n", kFunction, place, begin_place,
+                      whole().flush_body(derivative, loads, CaptureSum::kDiagonal));
   text += fmt::format("{} float plane_gradient(int load, float ds, {}) {{\n{}{}}}\n\n", kFunction, at, begin,
                       whole().plane_body(derivative, loads));
   text += fmt::format("{} void store_plane(int load, float value, {}) {{\n{}{}}}\n\n", kFunction, place, begin_place,

@@ -46,12 +46,14 @@ std::string emit_bounds(const Problem& problem);
 //   wanted of loads of these kinds (capture_loads.h); the last: of other loads than keys and planes. Then
 //     add_captured_key(ds, raw, row, column, b, h, q, kv_first, key, params, sums, r) adds the gradient of a score to
 //     the sums of its key, and add_captured_keys(sums, r, inside, b, h, q, kv, params, gradients) adds these, for any
-//     q; add_captured(ds, raw, row, column, b, h, q, kv_first, key, params, gradients, sums, r) adds those of a score
-//     whose own is ds, and returns the share of the diagonal's; add_captured_rows(sums, r, b, h, q, inside, params,
-//     gradients) adds the sums of a row that has one element for all its keys; add_diagonal(sum, b, h, q, kv, params,
-//     gradients) adds the sum of the diagonal with this position; plane_gradient(load, ds, raw, row, ..., params)
-//     returns a score's share of a plane's element, and store_plane(load, value, b, h, q, kv, params, gradients) stores
-//     the element's sum;
+//     q; add_captured(ds, raw, row, column, b, h, q, kv_first, key, params, gradients, sums, tables, r) adds those of a
+//     score whose own is ds, and returns the share of the diagonal's; add_captured_elements(sums, tables, ...) adds
+//     what threads have summed of elements last, and add_captured_tables(tables, thread, threads, ...) the block's
+//     tables of them (BlockTables, which the kernel's argument ElementTables describes); add_captured_rows(sums, r, b,
+//     h, q, inside, params, gradients) adds the sums of a row that has one element for all its keys; add_diagonal(sum,
+//     b, h, q, kv, params, gradients) adds the sum of the diagonal with this position; plane_gradient(load, ds, raw,
+//     row, ..., params) returns a score's share of a plane's element, and store_plane(load, value, b, h, q, kv, params,
+//     gradients) stores the element's sum;
 //   FL_MASK_LOADS: does mask_mod load anything at a position that moves with the keys;
 //   FL_GRADIENT_SEARCHES, FL_MASK_SEARCHES: do the derivative and mask_mod search.
 std::string emit_gradient(const Problem& problem, const std::vector<bool>& wants_gradient);

@@ -196,6 +196,10 @@ std::string Emitter::gradient_place(const Node& load) const {
   return fmt::format("gradients[{}]{}{}", capture_index(load), load.operands.empty() ? "" : ", ", operands(load));
 }
 
+std::string element_sums(const CaptureLoad& load) {
+  return load.table >= 0 ? fmt::format("tables.table{}", load.table) : "tables.none";
+}
+
 std::string Emitter::captured_body(const score::Derivative& derivative, const std::vector<CaptureLoad>& loads) {
   statements();
   std::string diagonal = "0.0f";
@@ -210,7 +214,8 @@ std::string Emitter::captured_body(const score::Derivative& derivative, const st
         diagonal = value;
         break;
       case CaptureSum::kElement:
-        text_ += fmt::format("  add_to_element(sums.element{}[r], {}, {});\n", i, value, place);
+        text_ += fmt::format("  add_to_element<{}>(sums.element{}[r], {}, {}, {});\n", loads[i].moves, i, value,
+                             element_sums(loads[i]), place);
         break;
       case CaptureSum::kKey:
       case CaptureSum::kPlane:
@@ -242,11 +247,42 @@ std::string Emitter::captured_key_body(const score::Derivative& derivative, cons
   return std::move(text_);
 }
 
-std::string Emitter::diagonal_body(const score::Derivative& derivative, const std::vector<CaptureLoad>& loads) {
+std::string Emitter::flush_body(const score::Derivative& derivative, const std::vector<CaptureLoad>& loads,
+                                CaptureSum sum) {
   statements();
   for (size_t i = 0; i < loads.size(); ++i) {
+    if (loads[i].sum != sum) {
+      continue;
+    }
+    const std::string place = gradient_place(program_.nodes[derivative.loads[i].load]);
+    if (sum == CaptureSum::kDiagonal) {
+      text_ += fmt::format("  GlobalSums sums;\n  flush_warp<{}>(element, sums, {});\n", loads[i].moves, place);
+    }
+    for (int r = 0; r < 2 && sum == CaptureSum::kElement; ++r) {
+      text_ += fmt::format("  flush_warp<{}>(sums.element{}[{}], {}, {});\n", loads[i].moves, i, r,
+                           element_sums(loads[i]), place);
+    }
+  }
+  return std::move(text_);
+}
+
+std::string Emitter::tables_body(const score::Derivative& derivative, const std::vector<CaptureLoad>& loads) {
+  statements();
+  for (size_t i = 0; i < loads.size(); ++i) {
+    if (loads[i].table >= 0) {
+      text_ += fmt::format("  {}.add_to_gradient<{}>(thread, threads, {});\n", element_sums(loads[i]), loads[i].moves,
+                           gradient_place(program_.nodes[derivative.loads[i].load]));
+    }
+  }
+  return std::move(text_);
+}
+
+std::string Emitter::diagonal_body(const score::Derivative& derivative, const std::vector<CaptureLoad>& loads) {
+  statements();
+  text_ += "  GlobalSums sums;\n";
+  for (size_t i = 0; i < loads.size(); ++i) {
     if (loads[i].sum == CaptureSum::kDiagonal) {
-      text_ += fmt::format("  add_to_element(element, sum, {});\n",
+      text_ += fmt::format("  add_to_element<{}>(element, sum, sums, {});\n", loads[i].moves,
                            gradient_place(program_.nodes[derivative.loads[i].load]));
     }
   }

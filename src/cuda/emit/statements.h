@@ -37,6 +37,9 @@ enum class Part : uint8_t {
   kOfValues,  // mask_mod, given these
 };
 
+// The object to which a load's elements are added.
+std::string element_sums(const CaptureLoad& load);
+
 class Emitter {
  public:
   Emitter(const Problem& problem, const Program& program, Part part);
@@ -72,6 +75,10 @@ class Emitter {
   // captured_sums_body: add the sums of a row (kRow) or of a key (kKey) to the elements.
   std::string captured_sums_body(const score::Derivative& derivative, const std::vector<CaptureLoad>& loads,
                                  CaptureSum sum);
+  // flush_body: add what threads have summed of elements (kElement) or of diagonals (kDiagonal) last.
+  std::string flush_body(const score::Derivative& derivative, const std::vector<CaptureLoad>& loads, CaptureSum sum);
+  // tables_body: add the sums of a block's tables to the elements.
+  std::string tables_body(const score::Derivative& derivative, const std::vector<CaptureLoad>& loads);
   // diagonal_body: add the sum of a diagonal to its element.
   std::string diagonal_body(const score::Derivative& derivative, const std::vector<CaptureLoad>& loads);
   // plane_body: return a score's gradient for an element of the plane `load`.

@@ -15,6 +15,14 @@ struct CaptureGradient {
   long long strides[8];  // in elements
 };
 
+// The sums of a load's elements in shared memory (block_sums.cuh).
+struct ElementTable {
+  int elements;                   // that a block may read
+  unsigned bits;                  // eight for each word of an element; 0: there are too many elements
+  int copies;                     // of the words, a power of two
+  int element_bytes, word_bytes;  // from an element, or a word, to the next
+};
+
 // A load of a captured tensor at positions that are queries and keys themselves (see sm80/backward_captures.cu).
 struct PlaneLoad {
   int load;     // among those of the generated code

@@ -66,7 +66,7 @@ class Diagonals {
   // When all tiles have been added. All threads must call it.
   __device__ __forceinline__ void finish() {
     leave_diagonal();
-    finish_diagonals(element_, backward_.gradients);
+    finish_diagonals(element_, b_, h_, 0, 0, params_, backward_.gradients);
   }
 
  private:

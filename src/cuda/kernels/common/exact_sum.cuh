@@ -38,6 +38,19 @@ __device__ __forceinline__ void add_exactly(unsigned long long* words, float val
   }
 }
 
+// Adds value * 2^(shift - 149), for values from -2^36 to 2^36 and shifts below kExactHighestInteger.
+__device__ __forceinline__ void add_exactly(unsigned long long* words, long long value, u32 shift) {
+  words += shift / kExactDigitBits;
+  long long rest = value << shift % kExactDigitBits;
+#pragma unroll 1
+  for (; rest != 0; rest >>= kExactDigitBits) {
+    const bool negative = rest < 0;
+    const long long digit = (negative ? -rest : rest) & kExactDigitMask;
+    atomicAdd(words++, static_cast<unsigned long long>(negative ? -digit : digit));
+    rest -= negative ? -digit : digit;
+  }
+}
+
 // The sum, rounded once.
 __device__ __forceinline__ float rounded_sum(const unsigned long long* words) {
   const unsigned long long special = words[kExactDigits];

@@ -11,4 +11,12 @@ constexpr int kExactDigitBits = 28;
 constexpr int kExactDigits = 10;
 constexpr int kExactWords = kExactDigits + 1;
 
+// An integer times 2^(shift - 149), which touches three digits, may be added for shifts below this one.
+constexpr int kExactHighestInteger = kExactDigitBits * (kExactDigits - 2);
+
+// Of sums in a block's shared memory (block_sums.cuh): the bits from one word to the next, and the bytes before the
+// words.
+constexpr int kBlockWordBits = 8;
+constexpr int kBlockSumHeader = 16;
+
 }  // namespace flashlift::cuda

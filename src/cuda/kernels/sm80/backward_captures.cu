@@ -17,7 +17,8 @@ namespace flashlift::cuda {
 extern "C" __global__ void __launch_bounds__(kThreads, kThreads > 128 ? 1 : 2)
     flashlift_query_gradients(const __grid_constant__ ForwardParams params,
                               const __grid_constant__ BackwardParams backward,
-                              const __grid_constant__ RowTiles row_tiles) {
+                              const __grid_constant__ RowTiles row_tiles,
+                              const __grid_constant__ ElementTables shapes) {
   extern __shared__ __align__(16) unsigned char shared_memory[];
   const SharedTiles shared(shared_memory);
   const QueryTile tile = query_tile(params, blockIdx.x);
@@ -26,9 +27,15 @@ extern "C" __global__ void __launch_bounds__(kThreads, kThreads > 128 ? 1 : 2)
   load_rows(rows, params, backward, row_tiles, rows_place);
   const Visits found = find_visits(params, tile);
   GradientSums sums{};
+  auto* memory = reinterpret_cast<float*>(shared.p + kPElements);
 #if FL_DIAGONAL_GRADIENTS
-  Diagonals<FL_BLOCK_M, kThreads> diagonals(params, backward, rows_place.b, rows_place.h, tile.row, shared.p + kPElements);
+  using Sums = Diagonals<FL_BLOCK_M, kThreads>;
+  Sums diagonals(params, backward, rows_place.b, rows_place.h, tile.row, memory);
+  memory += Sums::kElements;
 #endif
+  BlockTables tables(shapes, shared_address(memory));
+  tables.clear(static_cast<int>(threadIdx.x), kThreads);
+  __syncthreads();
   for_each_tile(params, backward, tile, found, shared,
                 [&](TileValues& s, TileValues& dp, int kv, bool partial, InputElement*) {
                   const QueryPlace place = place_of(tile, kv);
@@ -40,7 +47,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, kThreads > 128 ? 1 : 2)
                         of_diagonal[i] = add_captured(ds, product, gradient_row(place.b, place.h, q, params),
                                                          gradient_column(place.b, place.kv(i), params), place.b,
                                                          place.h, q, place.kv(i), 0, params, backward.gradients, sums,
-                                                         i / 2 % 2);
+                                                         tables, i / 2 % 2);
                       });
 #if FL_DIAGONAL_GRADIENTS
                   diagonals.add(of_diagonal, kv, [] { __syncthreads(); });
@@ -49,7 +56,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, kThreads > 128 ? 1 : 2)
 #if FL_DIAGONAL_GRADIENTS
   diagonals.finish();
 #endif
-  add_captured_elements(sums, backward.gradients);
+  add_captured_elements(sums, tables, tile.b, tile.h, 0, 0, params, backward.gradients);
+  __syncthreads();
+  add_captured_tables(tables, static_cast<int>(threadIdx.x), kThreads, tile.b, tile.h, 0, 0, params,
+                      backward.gradients);
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const int q = rows_place.rows[r];

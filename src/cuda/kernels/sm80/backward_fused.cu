@@ -18,7 +18,8 @@ constexpr int kWarps = FL_WARPS;
 constexpr int kThreads = 32 * kWarps;
 constexpr int kFragments = 2;
 constexpr int kWarpRows = 16 * kFragments;
-constexpr int kStages = FL_STAGES;
+constexpr int kStages = FL_STAGES;            // of Q
+constexpr int kDOutStages = FL_D_OUT_STAGES;  // no more than of Q
 constexpr int kQueryWarps = FL_BLOCK_M / kWarpRows;  // that share the keys of scores, or the columns of d_q
 constexpr int kKeyWarps = FL_BLOCK_N / kWarpRows;    // that share the columns of d_k and d_v
 constexpr int kScoreKeys = FL_BLOCK_N * kQueryWarps / kWarps;  // of a warp
@@ -50,7 +51,7 @@ struct SharedLayout {
   u32 k, v, q, d_out, p, ds;
   unsigned char* visits;
 };
-constexpr int kSharedBytes = KTile::kBytes + VTile::kBytes + kStages * (QTile::kBytes + DOutTile::kBytes) +
+constexpr int kSharedBytes = KTile::kBytes + VTile::kBytes + kStages * QTile::kBytes + kDOutStages * DOutTile::kBytes +
                              2 * ProbabilityTile::kBytes + KeyVisits::kBytes;
 static_assert(kSharedBytes <= FL_SHARED_BYTES, "the host reserves less shared memory than the kernel uses");
 
@@ -325,7 +326,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, FL_BLOCKS)
   shared.ds = shared.p + ProbabilityTile::kBytes;
   shared.q = shared.ds + ProbabilityTile::kBytes;
   shared.d_out = shared.q + kStages * QTile::kBytes;
-  shared.visits = shared_memory + (shared.d_out + kStages * DOutTile::kBytes - shared.k);
+  shared.visits = shared_memory + (shared.d_out + kDOutStages * DOutTile::kBytes - shared.k);
 
   const int warp = __shfl_sync(0xffffffff, threadIdx.x / 32, 0);
   if (threadIdx.x == 0) {
@@ -340,11 +341,13 @@ extern "C" __global__ void __launch_bounds__(kThreads, FL_BLOCKS)
     copy_keys<kThreads, FL_BLOCK_N, FL_QK_DIM>(shared.k, params.k, params.k_strides, FL_HEAD_DIM, params.vector_k,
                                                params, keys.b, keys.kv_head, keys.first);
   };
-  const auto load_queries = [&](const QueryVisit& visit, int stage) {
+  const auto load_q = [&](const QueryVisit& visit, int stage) {
     const TileRows q_rows = {visit.q_rows,          params.q_strides.row, params.q_strides.column,
                              params.q_len - visit.q, FL_HEAD_DIM,          params.vector_q != 0};
     copy_tile<kThreads, FL_BLOCK_M, FL_QK_DIM, false>(shared.q + stage * QTile::kBytes, q_rows,
                                                       [](int) { return nullptr; });
+  };
+  const auto load_d_out = [&](const QueryVisit& visit, int stage) {
     const Strides& strides = backward.d_out_strides;
     const TileRows d_out_rows = {visit.d_out_rows,      strides.row,    strides.column,
                                  params.q_len - visit.q, FL_VALUE_DIM, backward.vector_d_out != 0};
@@ -363,7 +366,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, FL_BLOCKS)
   }
   __syncthreads();
   if (visits.visit(0).h >= 0) {
-    load_queries(visits.visit(0), 0);
+    load_q(visits.visit(0), 0);
+    load_d_out(visits.visit(0), 0);
   }
   copy_commit();
   copy_wait<0>();
@@ -401,7 +405,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, FL_BLOCKS)
     const QueryVisit& visit = visits.visit(round);  // of which every use is read anew: registers are short
     const u32 stage = kStages > 1 ? round % kStages : 0;
     const u32 q = shared.q + stage * QTile::kBytes;
-    const u32 d_out = shared.d_out + stage * DOutTile::kBytes;
+    const u32 d_out = shared.d_out + (kDOutStages > 1 ? stage : 0) * DOutTile::kBytes;
     copy_wait<0>();
     __syncthreads();  // this tile is there, and all warps have done with the last one
     if (warp == 0) {
@@ -414,7 +418,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, FL_BLOCKS)
     if (kStages > 1) {
       const QueryVisit& next = visits.visit(round + 1);
       if (next.h >= 0) {
-        load_queries(next, (round + 1) % kStages);
+        load_q(next, (round + 1) % kStages);
+        if (kDOutStages > 1) {
+          load_d_out(next, (round + 1) % kStages);
+        }
       }
       copy_commit();
     }
@@ -493,6 +500,14 @@ extern "C" __global__ void __launch_bounds__(kThreads, FL_BLOCKS)
     };
     if (kSpreadsAdditions) {
       multiply_d_v();
+      if (kDOutStages == 1) {
+        __syncthreads();  // all warps have done with this tile's d_out
+        const QueryVisit& next = visits.visit(round + 1);
+        if (next.h >= 0) {
+          load_d_out(next, 0);
+        }
+        copy_commit();
+      }
       take_turn();
       float* const sums = tiles.d_q_sums + visit.place * (FL_BLOCK_M * FL_QK_DIM);
       const bool first = visit.before < 0;
@@ -512,7 +527,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, FL_BLOCKS)
       __syncthreads();  // all warps have done with this tile's queries
       const QueryVisit& next = visits.visit(round + 1);
       if (next.h >= 0) {
-        load_queries(next, 0);
+        load_q(next, 0);
+        load_d_out(next, 0);
       }
       copy_commit();
       take_turn();

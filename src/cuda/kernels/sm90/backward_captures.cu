@@ -126,7 +126,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
 extern "C" __global__ void __launch_bounds__(kThreads, 1)
     flashlift_query_gradients(const __grid_constant__ ForwardParams params,
                               const __grid_constant__ BackwardParams backward, const __grid_constant__ RowTiles tiles,
-                              const __grid_constant__ TensorMap d_out_map) {
+                              const __grid_constant__ TensorMap d_out_map,
+                              const __grid_constant__ ElementTables shapes) {
   extern __shared__ __align__(1024) unsigned char shared_memory[];
   run_block(shared_memory, params, tiles, d_out_map, [&](const Consumer& consumer, const QueryTile& tile) {
     RowGradient rows[2];
@@ -135,6 +136,12 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
       rows[r] = row_at(params, backward, tiles, tile.b, tile.h, consumer.row(r));
     }
     GradientSums sums{};
+    BlockTables tables_of_block(shapes, consumer.shared.tables);
+    constexpr u32 kTablesBarrier = kConsumers + 1;
+    constexpr int kAdders = 128 * kConsumers;
+    const int adder = static_cast<int>(threadIdx.x) - 128;
+    tables_of_block.clear(adder, kAdders);
+    named_barrier_sync(kTablesBarrier, kAdders);
 #if FL_DIAGONAL_GRADIENTS
     constexpr u32 kFirstBarrier = 1;
     const auto sync = [&] { named_barrier_sync(kFirstBarrier + consumer.warpgroup, 128); };
@@ -154,7 +161,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
                 const int q = place.q(i);
                 of_diagonal[i] = add_captured(ds, product, gradient_row(place.b, place.h, q, params),
                                               gradient_column(place.b, place.kv(i), params), place.b, place.h, q,
-                                              place.kv(i), 0, params, backward.gradients, sums, i / 2 % 2);
+                                              place.kv(i), 0, params, backward.gradients, sums, tables_of_block,
+                                              i / 2 % 2);
               });
 #if FL_DIAGONAL_GRADIENTS
           sync();  // the sums before are complete
@@ -164,7 +172,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
 #if FL_DIAGONAL_GRADIENTS
     diagonals.finish();
 #endif
-    add_captured_elements(sums, backward.gradients);
+    add_captured_elements(sums, tables_of_block, tile.b, tile.h, 0, 0, params, backward.gradients);
+    named_barrier_sync(kTablesBarrier, kAdders);
+    add_captured_tables(tables_of_block, adder, kAdders, tile.b, tile.h, 0, 0, params, backward.gradients);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const int q = consumer.row(r);

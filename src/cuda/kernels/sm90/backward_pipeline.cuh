@@ -98,6 +98,7 @@ struct SharedLayout {
   u32 visits;    // kVisitFieldCount ints each
   u32 key_tile;  // an int: the number of the block's key tile, or kNoKeys
   u32 diagonals;  // of each consumer
+  u32 tables;     // of elements
 };
 
 __device__ __forceinline__ SharedLayout shared_layout(u32 base) {
@@ -109,7 +110,8 @@ __device__ __forceinline__ SharedLayout shared_layout(u32 base) {
   layout.columns_qk = layout.parts + kPartStages * kPartBytes;
   layout.columns_v = layout.columns_qk + kQkStages * kColumnQkBytes;
   layout.diagonals = layout.columns_v + kVStages * kColumnVBytes;
-  layout.statistics = layout.diagonals + kConsumers * kDiagonalBytes;
+  layout.tables = layout.diagonals + kConsumers * kDiagonalBytes;
+  layout.statistics = layout.tables + FL_TABLES * FL_TABLE_BYTES;
   layout.rows_full = layout.statistics + kQkStages * kStatisticsBytes;
   layout.qk_full = layout.rows_full + 8;
   layout.qk_empty = layout.qk_full + 8 * kQkStages;
@@ -131,7 +133,7 @@ constexpr u32 kSharedBytes = kConsumers * kRowQkBytes + kBlockVBytes +
                              kQkStages * (kColumnQkBytes + kStatisticsBytes + 16 + 4 * kFieldCount) +
                              kVStages * (kColumnVBytes + 16) + 24 + kGradientStages * (kGradientBytes + 16) +
                              kPartStages * (kPartBytes + 16) + 4 * kVisitFieldCount * kVisitStages + 12 +
-                             kConsumers * kDiagonalBytes;
+                             kConsumers * kDiagonalBytes + FL_TABLES * FL_TABLE_BYTES;
 static_assert(kSharedBytes <= FL_SHARED_BYTES, "the host reserves less shared memory than the kernel uses");
 
 // Position in a ring of stages: the stage and, above it, the phase. One register.

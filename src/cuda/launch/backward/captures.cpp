@@ -1,10 +1,12 @@
 #include "cuda/launch/backward/captures.h"
 
 #include <algorithm>
+#include <bit>
 #include <future>
 #include <utility>
 
 #include "cuda/emit/backward_config.h"
+#include "cuda/kernels/common/exact_sum.h"
 #include "cuda/launch/backward/launch.h"
 #include "cuda/launch/backward/tensor_maps.h"
 #include "support/error.h"
@@ -107,6 +109,37 @@ int64_t CaptureGradients::plane_blocks(const PlaneLoad& plane, const ForwardPara
   return int64_t{plane.batches} * plane.heads * query_tiles(of_planes(), params) * divide_up(kv_tiles, plane.key_tiles);
 }
 
+std::vector<ElementTable> CaptureGradients::tables(const BackwardCall& call) const {
+  constexpr int64_t kMostWords = 16;  // more are for exponents that hardly occur
+  constexpr int64_t kMostCopies = 32;
+  const int64_t bytes = config_.hopper ? config_.hopper->queries.table_bytes : config_.table_bytes;
+  const int64_t available = (bytes - kBlockSumHeader) / static_cast<int64_t>(sizeof(int));
+  std::vector<ElementTable> shapes(1);  // the kernel has the argument in any case
+  for (const CaptureLoad& load : loads_) {
+    if (load.table < 0) {
+      continue;
+    }
+    const TensorView& view = call.arguments.forward.captures[load.capture];
+    int64_t elements = 1;
+    for (int d = 0; d < view.rank; ++d) {
+      elements *= (load.moves >> d & 1) != 0 ? view.sizes[d] : 1;
+    }
+    shapes.resize(std::max(shapes.size(), static_cast<size_t>(load.table) + 1));
+    if (elements > 0 && elements * kLeastTableWords <= available) {
+      const int64_t words = std::min(available / elements, kMostWords);
+      const int64_t copies = std::min(available / (elements * words), kMostCopies);
+      const auto used = static_cast<int>(std::bit_floor(static_cast<uint64_t>(copies)));
+      shapes[static_cast<size_t>(load.table)] = {
+          .elements = static_cast<int>(elements),
+          .bits = static_cast<unsigned>(words * kBlockWordBits),
+          .copies = used,
+          .element_bytes = static_cast<int>(sizeof(int)) * used,
+          .word_bytes = static_cast<int>(sizeof(int)) * used * static_cast<int>(elements)};
+    }
+  }
+  return shapes;
+}
+
 Status CaptureGradients::accepts(const BackwardCall& call) const {
   if (loads_.empty()) {
     return {};
@@ -169,7 +202,11 @@ Status CaptureGradients::launch(BackwardCall& call, CuPointer workspace) const {
     FLASHLIFT_RETURN_IF_ERROR(launch_queries(rows_));
   }
   if (queries_ != nullptr) {
-    FLASHLIFT_RETURN_IF_ERROR(launch_queries(queries_));
+    std::vector<ElementTable> shapes = tables(call);
+    std::vector<void*> query_parameters(parameters, parameters + (config_.hopper ? 4 : 3));
+    query_parameters.push_back(shapes.data());
+    FLASHLIFT_RETURN_IF_ERROR(
+        cuda::launch(call, queries_, grid_of(of_queries(), params.total_tiles), query_parameters.data()));
   }
   if (keys_ != nullptr) {
     call.backward.kv_tiles = static_cast<int>(divide_up(params.kv_len, of_keys().q_tile));

@@ -38,6 +38,8 @@ class CaptureGradients {
   const ForwardConfig& of_keys() const { return config_.hopper ? config_.hopper->keys.config : config_.config; }
   const ForwardConfig& of_planes() const { return config_.hopper ? config_.hopper->planes.config : config_.config; }
   PlaneLoad plane(size_t load, const BackwardCall& call) const;
+  // The shape of each table of elements, for a call's captured tensors.
+  std::vector<ElementTable> tables(const BackwardCall& call) const;
   int64_t plane_blocks(const PlaneLoad& plane, const ForwardParams& params) const;
 
   CaptureConfig config_;
