@@ -237,9 +237,12 @@ int64_t sm90_shared_bytes(const Sm90BackwardKernel& kernel) {
   // d_s, and parts of d_q, two of each.
   const int64_t fused = kernel.fused ? 2 * 2 * config.q_tile * config.kv_tile + 2 * 4 * 64 * 64 : 0;
   const bool reads_v = kernel.sums_second || kernel.captures;
+  const bool of_rows = !kernel.rows_are_keys && !kernel.captures;
+  const int64_t row_statistics = of_rows ? config.q_tile * kStatisticBytes : 0;
+  const int64_t column_statistics = of_rows ? 0 : kStatisticBytes;
   return config.q_tile * (qk_row + (reads_v ? v_row : 0)) +
-         config.kv_tile * (config.stages * (qk_row + kStatisticBytes) + kernel.v_stages * v_row) + fused +
-         (kernel.diagonals ? diagonal_bytes(config) : 0) + kSm90Bookkeeping;
+         config.kv_tile * (config.stages * (qk_row + column_statistics) + kernel.v_stages * v_row) + fused +
+         row_statistics + (kernel.diagonals ? diagonal_bytes(config) : 0) + kSm90Bookkeeping;
 }
 
 // Chooses as many stages as fit. Those of q and k are in use for longer, and are added first.

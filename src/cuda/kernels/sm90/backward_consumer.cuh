@@ -494,6 +494,9 @@ struct Consumer {
 #endif
       wgmma_wait<0>();
       pin(s);
+      if (kRowsAreKeys && (flags & kLast) != 0) {
+        release(shared.rows_empty);  // the next tile's K may come
+      }
       if (kCleans && careful) {
         clean(qk);
       }
@@ -537,7 +540,7 @@ struct Consumer {
       }
       previous = rings.qk.stage();
 #else
-      release(shared.qk_empty + 8 * rings.qk.stage());
+      release_qk(rings.qk.stage());
       pin(p);
       pin(first);
       wgmma_fence();
@@ -552,19 +555,29 @@ struct Consumer {
 
   static constexpr u32 kNone = 1 << 16;
 
+  __device__ __forceinline__ void release_qk(u32 stage) const {
+    const u32 empty = shared.qk_empty + 8 * stage;
+    if constexpr (kQkReaders == 128 * kConsumers) {
+      barrier_arrive(empty);
+    } else {
+      release(empty);
+    }
+  }
+
   __device__ __forceinline__ void finish_last_sum(u32 stage) {
 #if FL_SUMS_SECOND
     pin(second);
     pin(operand_of_second());
-    const u32 empty = shared.qk_empty;
+    if (stage != kNone) {
+      release_qk(stage);
+    }
 #else
     pin(first);
     pin(p);
-    const u32 empty = shared.v_empty;
-#endif
     if (stage != kNone) {
-      release(empty + 8 * stage);
+      release(shared.v_empty + 8 * stage);
     }
+#endif
   }
 };
 

@@ -428,7 +428,7 @@ __device__ __forceinline__ void produce(const ForwardParams& params, const Backw
     const KeyTile keys = key_tile<FL_BLOCK_M>(params, backward, index);
     producer.b = keys.b;
     producer.kv_head = keys.kv_head;
-    producer.prefetch_rows(keys.first);
+    producer.prefetch_rows(params.k_map, params.v_map, keys.b, keys.kv_head, keys.first);
     const auto load_rows = [&](const ColumnRings& first) {
       // Who has given the last tile's d_out back has multiplied it with the last values.
       const ColumnRings last = first.before();
@@ -443,7 +443,8 @@ __device__ __forceinline__ void produce(const ForwardParams& params, const Backw
     const int first_head = keys.kv_head * params.group;
     // The tile for no rows.
     const ColumnTile nothing{true, first_head, (tiles.tiles - 1) * tiles.rows, kPartial};
-    producer.load_all({keys.b, first_head, first_head + params.group - 1, keys.first, keys.last}, nothing, load_rows);
+    producer.load_all({keys.b, first_head, first_head + params.group - 1, keys.first, keys.last}, nothing, kBlockVBytes,
+                      [] {}, load_rows);
     taken ^= 1;
   }
 }

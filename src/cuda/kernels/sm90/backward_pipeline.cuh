@@ -59,10 +59,13 @@ constexpr int kGradientStages = FL_FUSED ? 2 : 0;
 constexpr u32 kGradientBoxBytes = kConsumers * 64 * 128;
 constexpr u32 kGradientBytes = FL_BLOCK_N / 64 * kGradientBoxBytes;
 constexpr int kPartStages = FL_FUSED ? kConsumers : 0;
-constexpr int kRowReaders = 4 * kConsumers + (FL_FUSED && FL_HAS_MASK_MOD ? 1 : 0);  // warps
-// Arrivals that give a stage of qk back. In the fused kernel every lane tells for itself that it has read the rows'
-// statistics: so racecheck can follow the order, which it does not through __syncwarp.
-constexpr u32 kQkReaders = (FL_FUSED ? 128 : 4) * kConsumers;
+// A block whose kernel is none for captured tensors processes one tile of rows after the other. Arrivals that give the
+// rows back: of warps, or of all lanes if they have read the rows' statistics with them.
+constexpr int kRowReaders = kRowsAreKeys ? 4 * kConsumers + (FL_FUSED && FL_HAS_MASK_MOD ? 1 : 0) : 128 * kConsumers;
+constexpr u32 kRowStatisticsBytes = !kRowsAreKeys && !FL_CAPTURES ? FL_BLOCK_M * 2 * sizeof(float) : 0;
+// Arrivals that give a stage of qk back. Every lane tells for itself that it has read the queries' statistics: so
+// racecheck can follow the order, which it does not through __syncwarp.
+constexpr u32 kQkReaders = (kStatisticsBytes > 0 ? 128 : 4) * kConsumers;
 constexpr bool kPartsOfQueries = FL_BLOCK_N > 64;
 constexpr int kPartColumns = kPartsOfQueries ? 64 : kQkBoxes * 64 / kConsumers;
 constexpr int kPartSums = kPartColumns / 2;  // of a thread
@@ -78,6 +81,7 @@ enum VisitField { kVisitTile, kVisitBefore, kVisitFlags, kVisitKeys, kVisitField
 constexpr bool kStoresFinal =
     FL_FUSED && !kPartsOfQueries && FL_HEAD_DIM % 8 == 0 && !(FL_HAS_MASK_MOD && FL_MASK_SEARCHES);
 constexpr int kNoKeys = -1;  // instead of a key tile's number: no work is left
+constexpr int kNoRows = -1;  // instead of the number of a tile of rows
 // The scores whose diagonals a warpgroup sums (common/diagonals.cuh).
 constexpr u32 kDiagonalBytes =
     FL_CAPTURES && !kRowsAreKeys && FL_DIAGONAL_GRADIENTS ? 64 / 2 * (FL_BLOCK_N + 8) * sizeof(float) : 0;
@@ -88,6 +92,7 @@ struct SharedLayout {
   u32 columns_qk;
   u32 columns_v;
   u32 statistics;                          // of each stage of qk
+  u32 row_statistics;                      // of the rows, if they are queries
   u32 rows_full, rows_empty;               // a barrier each
   u32 qk_full, qk_empty, v_full, v_empty;  // one barrier a stage
   u32 verdict;                             // a barrier, and an int: is everything to be done again
@@ -97,6 +102,7 @@ struct SharedLayout {
   u32 parts, parts_full, parts_empty;
   u32 visits;    // kVisitFieldCount ints each
   u32 key_tile;  // an int: the number of the block's key tile, or kNoKeys
+  u32 row_tiles;  // of other kernels, an int for each of two turns: the number of the block's tile of rows, or kNoRows
   u32 diagonals;  // of each consumer
 };
 
@@ -110,7 +116,8 @@ __device__ __forceinline__ SharedLayout shared_layout(u32 base) {
   layout.columns_v = layout.columns_qk + kQkStages * kColumnQkBytes;
   layout.diagonals = layout.columns_v + kVStages * kColumnVBytes;
   layout.statistics = layout.diagonals + kConsumers * kDiagonalBytes;
-  layout.rows_full = layout.statistics + kQkStages * kStatisticsBytes;
+  layout.row_statistics = layout.statistics + kQkStages * kStatisticsBytes;
+  layout.rows_full = layout.row_statistics + kRowStatisticsBytes;
   layout.qk_full = layout.rows_full + 8;
   layout.qk_empty = layout.qk_full + 8 * kQkStages;
   layout.v_full = layout.qk_empty + 8 * kQkStages;
@@ -123,15 +130,16 @@ __device__ __forceinline__ SharedLayout shared_layout(u32 base) {
   layout.rows_empty = layout.parts_empty + 8 * kPartStages;
   layout.visits = layout.rows_empty + 8;
   layout.key_tile = layout.visits + 4 * kVisitFieldCount * kVisitStages;
-  layout.fields = layout.key_tile + 4;
+  layout.row_tiles = layout.key_tile + 4;
+  layout.fields = layout.row_tiles + 8;
   return layout;
 }
 
 constexpr u32 kSharedBytes = kConsumers * kRowQkBytes + kBlockVBytes +
                              kQkStages * (kColumnQkBytes + kStatisticsBytes + 16 + 4 * kFieldCount) +
                              kVStages * (kColumnVBytes + 16) + 24 + kGradientStages * (kGradientBytes + 16) +
-                             kPartStages * (kPartBytes + 16) + 4 * kVisitFieldCount * kVisitStages + 12 +
-                             kConsumers * kDiagonalBytes;
+                             kPartStages * (kPartBytes + 16) + 4 * kVisitFieldCount * kVisitStages + 20 +
+                             kConsumers * kDiagonalBytes + kRowStatisticsBytes;
 static_assert(kSharedBytes <= FL_SHARED_BYTES, "the host reserves less shared memory than the kernel uses");
 
 // Position in a ring of stages: the stage and, above it, the phase. One register.
