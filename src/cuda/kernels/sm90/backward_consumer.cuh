@@ -13,7 +13,7 @@
 //
 // s and d_p share one accumulator: probabilities are rounded to 16 bits for the sums anyway, and are kept in this form
 // until d_p is computed. A warpgroup therefore has no products of its own during its exponentials. They overlap with
-// the products of the other warpgroup, with which it does not synchronise.
+// the products of the other warpgroup, which takes its turn in between.
 //
 // d_s = p * (d_p - delta), with delta = <d_out, out>, which all columns of a row share. The rounding of the output to
 // 16 bits causes an error in delta, which is too large if all values are similar, or one key has nearly the whole
@@ -45,6 +45,11 @@ constexpr bool kRestApart = kKeepsRest && kTwoFactors;  // where the second sum'
 constexpr bool kMayMask = FL_HAS_MASK_MOD || FL_REDO_ALL;
 constexpr bool kCleans = kMayMask && !kRowsAreKeys;
 constexpr u32 kConsumerBarrier = 1;
+// Warpgroups take turns: the product of one's scores (in the fused kernel, and d_p) comes behind the other's, so that
+// each one's exponentials run beside the other's products. (The fused kernel is slower with it if its tiles have 128
+// queries.)
+constexpr bool kTakesTurns = !FL_FUSED || !kPartsOfQueries;
+constexpr u32 kFirstTurnBarrier = 2;  // that of warpgroup 0, and the next
 
 // Two elements of a packed pair.
 __device__ __forceinline__ void unpack_half(u32 packed, float& low, float& high) {
@@ -454,6 +459,24 @@ struct Consumer {
     named_barrier_sync(kConsumerBarrier, 128 * kConsumers);
   }
 
+  // Once, before all column tiles: the first turn is warpgroup 0's.
+  __device__ __forceinline__ void start() const {
+    if (warpgroup == 1) {
+      pass_turn();
+    }
+  }
+  // Both warpgroups have equally many turns, one for each column tile.
+  __device__ __forceinline__ void wait_for_turn() const {
+    if (kTakesTurns) {
+      named_barrier_sync(kFirstTurnBarrier + warpgroup, 128 * kConsumers);
+    }
+  }
+  __device__ __forceinline__ void pass_turn() const {
+    if (kTakesTurns) {
+      named_barrier_arrive(kFirstTurnBarrier + (warpgroup ^ 1), 128 * kConsumers);
+    }
+  }
+
   // All column tiles. Products in a branch make ptxas serialise all of them, so every round has all of them.
   __device__ __forceinline__ void sweep() {
 #pragma unroll
@@ -477,9 +500,11 @@ struct Consumer {
       const u32 fields = shared.fields + 4 * kFieldCount * rings.qk.stage();
       const u32 statistics = shared.statistics + rings.qk.stage() * kStatisticsBytes;
       barrier_wait(shared.qk_full + 8 * rings.qk.stage(), rings.qk.phase());
+      wait_for_turn();
       pin(s);
       wgmma_fence();
       issue_scores<FL_QK_DIM>(s, rows_qk, descriptor_k_major(qk));
+      pass_turn();
       flags = load_shared_once(fields + 4 * kFieldFlags);
       const TilePlace place{b,
                             load_shared_once(fields + 4 * kFieldHead),

@@ -165,6 +165,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   } else {
     registers_increase<FL_CONSUMER_REGISTERS>();
     Consumer consumer{params, shared, warpgroup - 1, 0, 0};
+    consumer.start();
 #pragma unroll 1
     for (u32 turn = 0;; ++turn) {
       barrier_wait(shared.rows_full, turn % 2);
