@@ -45,9 +45,9 @@ constexpr bool kRestApart = kKeepsRest && kTwoFactors;  // where the second sum'
 constexpr bool kMayMask = FL_HAS_MASK_MOD || FL_REDO_ALL;
 constexpr bool kCleans = kMayMask && !kRowsAreKeys;
 constexpr u32 kConsumerBarrier = 1;
-// Warpgroups take turns: the product of one's scores (in the fused kernel, and d_p) comes behind the other's, so that
-// each one's exponentials run beside the other's products. (The fused kernel is slower with it if its tiles have 128
-// queries.)
+// Warpgroups take turns, so that each one's exponentials run beside the other's products. In a turn a warpgroup issues
+// the products of a tile's scores and d_p in the fused kernel (which is slower with turns if its tiles have 128 queries),
+// and in the others a tile's last sum and the scores of the next one.
 constexpr bool kTakesTurns = !FL_FUSED || !kPartsOfQueries;
 constexpr u32 kFirstTurnBarrier = 2;  // that of warpgroup 0, and the next
 
@@ -459,13 +459,12 @@ struct Consumer {
     named_barrier_sync(kConsumerBarrier, 128 * kConsumers);
   }
 
-  // Once, before all column tiles: the first turn is warpgroup 0's.
+  // Once, before all column tiles: the first turn is warpgroup 0's. Both have equally many turns.
   __device__ __forceinline__ void start() const {
     if (warpgroup == 1) {
       pass_turn();
     }
   }
-  // Both warpgroups have equally many turns, one for each column tile.
   __device__ __forceinline__ void wait_for_turn() const {
     if (kTakesTurns) {
       named_barrier_sync(kFirstTurnBarrier + warpgroup, 128 * kConsumers);
@@ -500,7 +499,9 @@ struct Consumer {
       const u32 fields = shared.fields + 4 * kFieldCount * rings.qk.stage();
       const u32 statistics = shared.statistics + rings.qk.stage() * kStatisticsBytes;
       barrier_wait(shared.qk_full + 8 * rings.qk.stage(), rings.qk.phase());
-      wait_for_turn();
+      if (previous == kNone) {
+        wait_for_turn();
+      }
       pin(s);
       wgmma_fence();
       issue_scores<FL_QK_DIM>(s, rows_qk, descriptor_k_major(qk));
@@ -553,10 +554,14 @@ struct Consumer {
         release(shared.v_empty + 8 * rings.v_stage());
       }
       take_gradients(partial, undropped, statistics + 4 * FL_BLOCK_N);
+      wait_for_turn();
       pin(operand_of_second());
       pin(second);
       wgmma_fence();
       issue_sum(second, operand_of_second(), descriptor_n_major(qk, kColumnBoxBytes));
+      if ((flags & kLast) != 0) {
+        pass_turn();
+      }
       if constexpr (FL_SUMS_FIRST && !kSharesOperands) {
         wgmma_wait<1>();
         pin(first);
@@ -566,10 +571,14 @@ struct Consumer {
       previous = rings.qk.stage();
 #else
       release_qk(rings.qk.stage());
+      wait_for_turn();
       pin(p);
       pin(first);
       wgmma_fence();
       issue_sum(first, p, descriptor_n_major(v, kColumnBoxBytes));
+      if ((flags & kLast) != 0) {
+        pass_turn();
+      }
       previous = rings.v_stage();
 #endif
       rings.advance();
