@@ -240,7 +240,9 @@ int64_t sm90_shared_bytes(const Sm90BackwardKernel& kernel) {
   const bool of_rows = !kernel.rows_are_keys && !kernel.captures;
   const int64_t row_statistics = of_rows ? config.q_tile * kStatisticBytes : 0;
   const int64_t column_statistics = of_rows ? 0 : kStatisticBytes;
-  return config.q_tile * (qk_row + (reads_v ? v_row : 0)) +
+  const int64_t rows = kernel.roles ? config.q_tile / 2 : config.q_tile;
+  const int64_t exchange = kernel.roles ? 2 * 2 * 64 * config.kv_tile : 0;
+  return rows * (qk_row + (reads_v ? v_row : 0)) + exchange +
          config.kv_tile * (config.stages * (qk_row + column_statistics) + kernel.v_stages * v_row) + fused +
          row_statistics + (kernel.diagonals ? diagonal_bytes(config) : 0) + kSm90Bookkeeping;
 }
@@ -287,8 +289,9 @@ Sm90BackwardKernel sm90_kernel(const Problem& problem, Sm90BackwardKernel kernel
     config.producer_registers = 32;
     config.consumer_registers = 160;
   } else {
-    config.producer_registers = kernel.fused ? 24 : config.scout_loads ? 56 : 40;
-    config.consumer_registers = kernel.fused ? 240 : config.scout_loads ? 224 : 232;
+    const bool needs_more = config.scout_loads || kernel.roles;
+    config.producer_registers = kernel.fused ? 24 : needs_more ? 56 : 40;
+    config.consumer_registers = kernel.fused ? 240 : needs_more ? 224 : 232;
   }
   choose_sm90_stages(kernel);
   return kernel;
@@ -349,7 +352,10 @@ Result<Sm90Backward> choose_sm90_backward(const Problem& problem) {
         problem, {.config = {}, .rows_are_keys = true, .sums_first = true, .sums_second = true, .fused = true});
     config.queries.repeats = true;
   }
-  if (!one_kernel) {
+  if (!one_kernel && !problem.score_mod && !common.dropout) {
+    config.keys = sm90_kernel(
+        problem, {.config = {}, .rows_are_keys = true, .sums_first = true, .sums_second = true, .roles = true});
+  } else if (!one_kernel) {
     config.values = sm90_kernel(problem, {.config = {}, .rows_are_keys = true, .sums_first = true});
   }
   if (problem.d_out_dtype() != problem.dtype || (problem.score_mod && may_add_much(*problem.score_mod))) {
@@ -518,6 +524,7 @@ std::vector<std::string> definitions(const Sm90BackwardKernel& kernel) {
   list.push_back(fmt::format("-DFL_HAS_FALLBACK={:d}", kernel.has_fallback));
   list.push_back(fmt::format("-DFL_REPEATS={:d}", kernel.repeats));
   list.push_back(fmt::format("-DFL_CAPTURES={:d}", kernel.captures));
+  list.push_back(fmt::format("-DFL_ROLES={:d}", kernel.roles));
   return list;
 }
 

@@ -47,6 +47,7 @@ struct Sm90BackwardKernel {
   // Sums for gradients of captured tensors in place of all these; along diagonals, too.
   bool captures = false;
   bool diagonals = false;
+  bool roles = false;   // a warpgroup for each of the two sums, in clusters of two blocks (backward_keys_roles.cu)
   bool planes = false;  // sums for planes only (kernels/sm90/backward_planes.cu)
 };
 

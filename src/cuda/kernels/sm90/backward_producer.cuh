@@ -169,7 +169,7 @@ struct Producer {
   __device__ __forceinline__ void load_row_boxes(u32 destination, const TensorMap& map, u32 barrier, int first,
                                                  int head, Policy... policy) const {
 #pragma unroll 1
-    for (int warpgroup = 0; warpgroup < kConsumers; ++warpgroup) {
+    for (int warpgroup = 0; warpgroup < kRowWarpgroups; ++warpgroup) {
 #pragma unroll
       for (int box = 0; box < kBoxes; ++box) {
         load_box(destination + (warpgroup * kBoxes + box) * kRowBoxBytes, map, barrier, box * 64,
@@ -199,7 +199,7 @@ struct Producer {
     if (!leads()) {
       return;
     }
-    barrier_arrive_expect(shared.rows_full, kConsumers * kRowQkBytes + kRowStatisticsBytes + more_bytes);
+    barrier_arrive_expect(shared.rows_full, kRowWarpgroups * kRowQkBytes + kRowStatisticsBytes + more_bytes);
     load_row_boxes<kQkBoxes>(shared.rows_qk, kRowsAreKeys ? params.k_map : params.q_map, shared.rows_full, first,
                              kRowsAreKeys ? kv_head : h);
     if (kRowStatisticsBytes > 0) {
@@ -249,7 +249,7 @@ struct Producer {
                                                 int first) const {
     if (leads()) {
 #pragma unroll 1
-      for (int row = first; row < first + kConsumers * kBoxRows; row += kBoxRows) {
+      for (int row = first; row < first + kRowWarpgroups * kBoxRows; row += kBoxRows) {
 #pragma unroll
         for (int box = 0; box < kQkBoxes; ++box) {
           prefetch_box(qk_map, box * 64, row, head, batch);
@@ -265,6 +265,13 @@ struct Producer {
   template <int kBoxes>
   __device__ __forceinline__ void load_column_boxes(u32 destination, const TensorMap& map, u32 barrier, int first,
                                                     int head) const {
+#if FL_ROLES
+    // Each block of the cluster loads every other box for both.
+#pragma unroll 1
+    for (int box = static_cast<int>(cluster_rank()); box < kBoxes; box += 2) {
+      load_box_for_both(destination + box * kColumnBoxBytes, map, barrier, box * 64, first, head, b);
+    }
+#else
 #pragma unroll
     for (int box = 0; box < kBoxes; ++box) {
 #pragma unroll
@@ -272,6 +279,7 @@ struct Producer {
         load_box(destination + box * kColumnBoxBytes + row * 128, map, barrier, box * 64, first + row, head, b);
       }
     }
+#endif
   }
 
 #if FL_FUSED
@@ -344,13 +352,21 @@ struct Producer {
   }
 #endif
 
+  __device__ __forceinline__ void wait_for_consumers(u32 barrier, u32 parity) const {
+    if constexpr (FL_ROLES) {
+      cluster_barrier_wait(barrier, parity);
+    } else {
+      barrier_wait(barrier, parity);
+    }
+  }
+
   // behind_qk(): called between the loads of the tile's two halves. v_bytes: of what counts towards the second's barrier
   // in addition.
   template <typename BehindQk>
   __device__ __forceinline__ void load_columns(const ColumnTile& tile, int key_tile, int flags, u32 v_bytes,
                                                const BehindQk& behind_qk) {
     const int head = kRowsAreKeys ? tile.h : kv_head;
-    barrier_wait(shared.qk_empty + 8 * rings.qk.stage(), rings.qk.phase() ^ 1);
+    wait_for_consumers(shared.qk_empty + 8 * rings.qk.stage(), rings.qk.phase() ^ 1);
 #if FL_FUSED
     tell_visit(tile, key_tile, flags);
 #endif
@@ -369,7 +385,7 @@ struct Producer {
       }
     }
     behind_qk();
-    barrier_wait(shared.v_empty + 8 * rings.v_stage(), rings.v_phase() ^ 1);
+    wait_for_consumers(shared.v_empty + 8 * rings.v_stage(), rings.v_phase() ^ 1);
     if (leads()) {
       const u32 barrier = shared.v_full + 8 * rings.v_stage();
       barrier_arrive_expect(barrier, kColumnVBytes + v_bytes);

@@ -96,7 +96,9 @@ class MainSm90 : public BackwardMain {
     };
     const auto run_keys = [&](const Kernel& kernel, const ForwardConfig& with) {
       params.heads_per_section = sections(int64_t{params.q_len} * params.group, key_tiles(params), with);
-      return run(kernel, resident(groups * key_tiles(params)), with);
+      const int64_t tiles = groups * key_tiles(params);
+      const int64_t clusters = std::min(tiles, int64_t{std::max(device_.multiprocessors / 2, 1)});
+      return run(kernel, config_.keys.roles ? 2 * clusters : resident(tiles), with);
     };
     CuPointer rest = workspace;
     if (config_.fused) {
