@@ -330,12 +330,17 @@ Result<Sm90Backward> choose_sm90_backward(const Problem& problem) {
   const bool shares_operands =
       columns > kColumnsOfTwoSums && columns <= kColumnsOfSharedOperands && !problem.score_mod && !common.dropout;
   const bool one_kernel = columns <= kColumnsOfTwoSums || shares_operands;
+  // (Where one kernel computes both sums without roles, it is faster.)
+  const bool by_roles = !one_kernel && !problem.score_mod && !common.dropout;
   Sm90Backward config;
   const bool corrects = 2 * common.head_dim_padded <= kColumnsOfTwoSums;
   config.queries =
       sm90_kernel(problem, {.config = {}, .rows_are_keys = false, .sums_first = corrects, .sums_second = true});
-  config.keys =
-      sm90_kernel(problem, {.config = {}, .rows_are_keys = true, .sums_first = one_kernel, .sums_second = true});
+  config.keys = sm90_kernel(problem, {.config = {},
+                                      .rows_are_keys = true,
+                                      .sums_first = one_kernel || by_roles,
+                                      .sums_second = true,
+                                      .roles = by_roles});
   if (shares_operands) {
     config.keys.config.producer_registers = 24;
     config.keys.config.consumer_registers = 240;
@@ -352,10 +357,7 @@ Result<Sm90Backward> choose_sm90_backward(const Problem& problem) {
         problem, {.config = {}, .rows_are_keys = true, .sums_first = true, .sums_second = true, .fused = true});
     config.queries.repeats = true;
   }
-  if (!one_kernel && !problem.score_mod && !common.dropout) {
-    config.keys = sm90_kernel(
-        problem, {.config = {}, .rows_are_keys = true, .sums_first = true, .sums_second = true, .roles = true});
-  } else if (!one_kernel) {
+  if (!one_kernel && !by_roles) {
     config.values = sm90_kernel(problem, {.config = {}, .rows_are_keys = true, .sums_first = true});
   }
   if (problem.d_out_dtype() != problem.dtype || (problem.score_mod && may_add_much(*problem.score_mod))) {

@@ -57,8 +57,9 @@ struct Sm90Backward {
   std::optional<Sm90BackwardKernel> fused;
   std::string not_fused;  // the reason if there is none
   Sm90BackwardKernel queries;
-  Sm90BackwardKernel keys;                   // computes d_k, and also d_v unless the next kernel exists
-  std::optional<Sm90BackwardKernel> values;  // for rows so wide that a kernel's registers hold only one sum
+  Sm90BackwardKernel keys;  // computes d_k, and also d_v unless the next kernel exists
+  // For rows so wide that a warpgroup's registers hold only one sum, if a score_mod or dropout rules out roles.
+  std::optional<Sm90BackwardKernel> values;
   // For calls of which only the preprocess can find out that they are not for these kernels: their d_out is not exact
   // in the inputs' type, or an lse is so large that it is not exact.
   std::optional<Sm80Backward> fallback;

@@ -7,9 +7,9 @@
 //   queries    sum of p * derivative * k (below)  sum of d_s * k: d_q
 //   keys       sum of p * d_out: d_v              sum of d_s * q: d_k
 //
-// If registers do not hold both sums, there are two kernels for keys, one per sum, and the kernel for queries leaves
-// out the first sum. For sizes in between, the operand of a key's second sum replaces the operand of the first sum,
-// which is complete by then.
+// If registers do not hold both sums, the kernel for queries leaves out the first one, and each warpgroup of the kernel
+// for keys computes one (backward_keys_roles.cu), or there are two kernels for keys. For sizes in between, the operand of
+// a key's second sum replaces the operand of the first sum, which is complete by then.
 //
 // s and d_p share one accumulator: probabilities are rounded to 16 bits for the sums anyway, and are kept in this form
 // until d_p is computed. A warpgroup therefore has no products of its own during its exponentials. They overlap with

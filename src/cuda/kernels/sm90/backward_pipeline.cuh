@@ -7,7 +7,8 @@
 // way round (FL_ROWS_ARE_KEYS). "qk" tiles have the width of Q and K, "v" tiles that of V and d_out.
 //
 // FL_SUMS_FIRST, FL_SUMS_SECOND: which sums over columns the kernel makes (backward_consumer.cuh). FL_CAPTURES: it makes
-// none of these, but sums for gradients of captured tensors (backward_captures.cu).
+// none of these, but sums for gradients of captured tensors (backward_captures.cu). FL_ROLES: each warpgroup makes one of
+// the two (backward_keys_roles.cu).
 #pragma once
 
 #include "cuda/kernels/common/key_tiles.cuh"
@@ -17,9 +18,9 @@
 namespace flashlift::cuda {
 
 constexpr bool kRowsAreKeys = FL_ROWS_ARE_KEYS;
-constexpr int kConsumers = FL_BLOCK_M / 64;  // warpgroups, each with 64 rows
+constexpr int kConsumers = FL_BLOCK_M / 64;  // warpgroups, each with 64 rows unless by roles
 constexpr int kThreads = 128 * (kConsumers + 1);
-// In the kernel by roles, a block has 64 keys, and the two blocks of a cluster FL_BLOCK_M.
+// By roles, a block has 64 keys, and the two blocks of a cluster have FL_BLOCK_M.
 constexpr int kRowWarpgroups = FL_ROLES ? 1 : kConsumers;
 constexpr int kQkStages = FL_STAGES;
 constexpr int kVStages = FL_V_STAGES;
@@ -61,8 +62,8 @@ constexpr int kGradientStages = FL_FUSED ? 2 : 0;
 constexpr u32 kGradientBoxBytes = kConsumers * 64 * 128;
 constexpr u32 kGradientBytes = FL_BLOCK_N / 64 * kGradientBoxBytes;
 constexpr int kPartStages = FL_FUSED ? kConsumers : 0;
-// A block whose kernel is none for captured tensors processes one tile of rows after the other. Arrivals that give the
-// rows back: of warps, or of all lanes if they have read the rows' statistics with them.
+// Arrivals that give a tile of rows back (kernels for captured tensors have one for each block): of warps, or of all
+// lanes if they have read the rows' statistics with them.
 constexpr int kRowReaders = kRowsAreKeys ? 4 * kConsumers + (FL_FUSED && FL_HAS_MASK_MOD ? 1 : 0) : 128 * kConsumers;
 constexpr u32 kRowStatisticsBytes = !kRowsAreKeys && !FL_CAPTURES ? FL_BLOCK_M * 2 * sizeof(float) : 0;
 // Arrivals that give a stage of qk back. Every lane tells for itself that it has read the queries' statistics: so
@@ -90,8 +91,7 @@ constexpr int kNoRows = -1;  // instead of the number of a tile of rows
 constexpr u32 kDiagonalBytes =
     FL_CAPTURES && !kRowsAreKeys && FL_DIAGONAL_GRADIENTS ? 64 / 2 * (FL_BLOCK_N + 8) * sizeof(float) : 0;
 
-// For the kernel by roles: operands that one warpgroup hands to the other, and numbers of tiles of rows that one block
-// hands to the other.
+// By roles: operands that one warpgroup hands to the other, and numbers of key tiles that one block hands to the other.
 constexpr int kExchangeStages = FL_ROLES ? 2 : 0;
 constexpr u32 kExchangeBytes = 64 * FL_BLOCK_N * 2;
 constexpr int kClusterTurns = FL_ROLES ? 8 : 0;
@@ -114,7 +114,7 @@ struct SharedLayout {
   u32 key_tile;  // an int: the number of the block's key tile, or kNoKeys
   u32 row_tiles;  // of other kernels, an int for each of two turns: the number of the block's tile of rows, or kNoRows
   u32 diagonals;  // of each consumer
-  // Of the kernel by roles.
+  // By roles.
   u32 exchange, exchange_full, exchange_empty;
   u32 cluster_turns, cluster_turns_full;
 };
