@@ -11,8 +11,8 @@
 // for keys computes one (backward_keys_roles.cu), or there are two kernels for keys. For sizes in between, the operand of
 // a key's second sum replaces the operand of the first sum, which is complete by then.
 //
-// s and d_p share one accumulator: probabilities are rounded to 16 bits for the sums anyway, and are kept in this form
-// until d_p is computed. A warpgroup therefore has no products of its own during its exponentials. They overlap with
+// s and d_p share one accumulator: probabilities are kept elsewhere until d_p is computed, rounded to 16 bits where a sum
+// multiplies them anyway. A warpgroup therefore has no products of its own during its exponentials. They overlap with
 // the products of the other warpgroup, which takes its turn in between.
 //
 // d_s = p * (d_p - delta), with delta = <d_out, out>, which all columns of a row share. The rounding of the output to
@@ -39,8 +39,10 @@ constexpr int kColumnsWithBothOperands = 256;
 constexpr bool kSharesOperands =
     kRowsAreKeys && FL_SUMS_FIRST && FL_SUMS_SECOND && FL_QK_DIM + FL_V_DIM > kColumnsWithBothOperands;
 static_assert(!kSharesOperands || !kTwoFactors, "two factors need registers of their own");
-// Rounded probabilities cause a visible error in d_q (docs/lessons/), so that their rounding error is kept.
-constexpr bool kKeepsRest = !kRowsAreKeys;
+// Rounded probabilities cause a visible error in d_q (docs/lessons/). Where no sum multiplies them, they are kept
+// unrounded, in as many registers; otherwise their rounding error is kept.
+constexpr bool kKeepsProbabilities = !kRowsAreKeys && !FL_SUMS_FIRST && !kTwoFactors;
+constexpr bool kKeepsRest = !kRowsAreKeys && !kKeepsProbabilities;
 constexpr bool kRestApart = kKeepsRest && kTwoFactors;  // where the second sum's operand is in use
 constexpr bool kMayMask = FL_HAS_MASK_MOD || FL_REDO_ALL;
 constexpr bool kCleans = kMayMask && !kRowsAreKeys;
@@ -138,7 +140,8 @@ struct Consumer {
   bool careful = false;  // K or V of masked keys are not finite
 
   float s[kScores];
-  u32 p[kScores / 2];                         // the left operand of the first sum
+  float probabilities[kKeepsProbabilities ? kScores : 1];
+  u32 p[kKeepsProbabilities ? 1 : kScores / 2];  // the left operand of the first sum
   u32 ds[kSharesOperands ? 1 : kScores / 2];  // and of the second, if it is not p
   u32 rest_apart[kRestApart ? kScores / 2 : 1];
   float first[kFirstSums];
@@ -367,7 +370,10 @@ struct Consumer {
 #pragma unroll
     for (int i = 0; i < kScores / 2; ++i) {
       const float x[2] = {s[2 * i], s[2 * i + 1]};
-      if constexpr (kTwoFactors) {
+      if constexpr (kKeepsProbabilities) {
+        probabilities[2 * i] = x[0];
+        probabilities[2 * i + 1] = x[1];
+      } else if constexpr (kTwoFactors) {
         float slope[2];
         float kept[2];
 #pragma unroll
@@ -405,7 +411,12 @@ struct Consumer {
       for (int r = 0; r < 2; ++r) {
         const int i = 2 * j + r;
         float slope[2];
-        unpack_half(kTwoFactors && kRowsAreKeys ? slopes[i] : p[i], slope[0], slope[1]);
+        if constexpr (kKeepsProbabilities) {
+          slope[0] = probabilities[2 * i];
+          slope[1] = probabilities[2 * i + 1];
+        } else {
+          unpack_half(kTwoFactors && kRowsAreKeys ? slopes[i] : p[i], slope[0], slope[1]);
+        }
         if constexpr (kKeepsRest) {
           add_rest((kRestApart ? rest_apart : slopes)[i], slope[0], slope[1]);
         }
@@ -532,6 +543,7 @@ struct Consumer {
 #if FL_SUMS_SECOND
       pin(s);
       pin(p);
+      pin(probabilities);
       pin(first);
       wgmma_fence();
       // (Of as many columns as rows_qk, these lie at a distance that is known: no registers.)
