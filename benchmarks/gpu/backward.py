@@ -96,7 +96,8 @@ def plain_case(s, d, dv, causal, heads, kv_heads):
 
     peers = {"cudnn": sdpa(SDPBackend.CUDNN_ATTENTION), "fa2": sdpa(SDPBackend.FLASH_ATTENTION)}
     if forward.flash_attn_func is not None:
-        # Tensors [batch, heads, length, depth] that lie in memory as [batch, length, heads, depth], which it is made for.
+        # Tensors [batch, heads, length, depth] that lie in memory as [batch, length, heads, depth], which it is made
+        # for.
         rows_first = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v, d_out)]
         peers["fa4"] = lambda: by_autograd(fa4, rows_first[:3], rows_first[3])
     mask_mod = (lambda b, h, q, kv: q >= kv) if causal else None

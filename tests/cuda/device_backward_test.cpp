@@ -335,6 +335,67 @@ TEST(DeviceBackward, EqualValuesGiveNoGradientOfScores) {
   }
 }
 
+TensorView batch_of(TensorView view, int64_t b) {
+  view.data =
+      static_cast<std::byte*>(view.data) + b * view.strides[0] * static_cast<int64_t>(size_in_bytes(view.dtype));
+  view.sizes[0] = 1;
+  return view;
+}
+
+BackwardArguments batch_of(BackwardArguments all, int64_t b) {
+  for (TensorView* view : {&all.forward.q, &all.forward.k, &all.forward.v, &all.forward.out, &all.d_out}) {
+    *view = batch_of(*view, b);
+  }
+  for (std::optional<TensorView>* view : {&all.forward.lse, &all.d_q, &all.d_k, &all.d_v}) {
+    *view = batch_of(**view, b);
+  }
+  return all;
+}
+
+// Four batches have more tiles than a GPU has multiprocessors, so that each multiprocessor computes several, one after
+// the other; one batch has fewer. Both must give the same bits.
+TEST(DeviceBackward, TilesOfAMultiprocessorDoNotAffectEachOther) {
+  constexpr int64_t kBatches = 4;
+  for (const char* words : {"d256 bf16 causal", "d256 f16", "d192 bf16 causal softcap=30", "dqk192 dv128 bf16 causal",
+                            "dqk192 dv128 bf16 window=100", "d160 bf16 causal"}) {
+    SCOPED_TRACE(words);
+    const Result<Problem> problem = parse_problem(std::string("attn b4 h24 s300 lse ") + words);
+    const Result<Problem> small = parse_problem(std::string("attn b1 h24 s300 lse ") + words);
+    ASSERT_TRUE(problem.ok() && small.ok());
+    Random random(5);
+    const OwnedArguments forward = testing::dense_arguments(*problem, random);
+    OwnedArguments cotangents;
+    const auto shape = forward.views.out.shape();
+    const TensorView d_out = cotangents.dense(problem->d_out_dtype(), {shape.begin(), shape.end()}, random);
+    const Result<Attention> together =
+        Attention::compile(*problem, {.device = DeviceKind::kCuda, .implementation = "cuda_sm90"});
+    const Result<Attention> alone =
+        Attention::compile(*small, {.device = DeviceKind::kCuda, .implementation = "cuda_sm90"});
+    if (!together.ok() && together.error().kind == ErrorKind::kUnsupported) {
+      return;  // not on this GPU
+    }
+    ASSERT_TRUE(together.ok()) << together.error().message;
+    ASSERT_TRUE(alone.ok()) << alone.error().message;
+    const OwnedGradients x = testing::make_gradients(*problem, forward.views, d_out, std::nullopt, random);
+    const OwnedGradients y = testing::make_gradients(*problem, forward.views, d_out, std::nullopt, random);
+    for (const OwnedGradients* call : {&x, &y}) {
+      const auto device = cuda::DeviceGradients::copy_of(call->arguments, 0);
+      ASSERT_TRUE(device.ok()) << device.error().message;
+      Status status = together->run(device->views().forward);
+      ASSERT_TRUE(status.ok()) << status.error().message;
+      for (int64_t b = 0; b < (call == &x ? 1 : kBatches); ++b) {
+        status =
+            call == &x ? together->run_backward(device->views()) : alone->run_backward(batch_of(device->views(), b));
+        ASSERT_TRUE(status.ok()) << status.error().message;
+      }
+      status = device->fetch(call->arguments);
+      ASSERT_TRUE(status.ok()) << status.error().message;
+    }
+    const std::string differing = testing::differing_bits(x.arguments, y.arguments);
+    EXPECT_TRUE(differing.empty()) << differing;
+  }
+}
+
 // What the caller's allocator returns, and what it was called with.
 struct Lent {
   void* memory = nullptr;

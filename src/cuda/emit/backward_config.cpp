@@ -255,9 +255,15 @@ int64_t sm90_shared_bytes(const Sm90BackwardKernel& kernel) {
   // d_s, and parts of d_q, two of each.
   const int64_t fused = kernel.fused ? 2 * 2 * config.q_tile * config.kv_tile + 2 * 4 * 64 * 64 : 0;
   const bool reads_v = kernel.sums_second || kernel.captures;
-  return config.q_tile * (qk_row + (reads_v ? v_row : 0)) +
-         config.kv_tile * (config.stages * (qk_row + kStatisticBytes) + kernel.v_stages * v_row) + fused +
-         (kernel.diagonals ? diagonal_bytes(config) : 0) + kernel.tables * kernel.table_bytes + kSm90Bookkeeping;
+  const bool of_rows = !kernel.rows_are_keys && !kernel.captures;
+  const int64_t row_statistics = of_rows ? config.q_tile * kStatisticBytes : 0;
+  const int64_t column_statistics = of_rows ? 0 : kStatisticBytes;
+  const int64_t rows = kernel.roles ? config.q_tile / 2 : config.q_tile;
+  const int64_t exchange = kernel.roles ? 2 * 2 * 64 * config.kv_tile : 0;
+  return rows * (qk_row + (reads_v ? v_row : 0)) + exchange +
+         config.kv_tile * (config.stages * (qk_row + column_statistics) + kernel.v_stages * v_row) + fused +
+         row_statistics + (kernel.diagonals ? diagonal_bytes(config) : 0) + kernel.tables * kernel.table_bytes +
+         kSm90Bookkeeping;
 }
 
 // Chooses as many stages as fit. Those of q and k are in use for longer, and are added first.
@@ -306,8 +312,9 @@ Sm90BackwardKernel sm90_kernel(const Problem& problem, Sm90BackwardKernel kernel
     config.producer_registers = 32;
     config.consumer_registers = 160;
   } else {
-    config.producer_registers = kernel.fused ? 24 : config.scout_loads ? 56 : 40;
-    config.consumer_registers = kernel.fused ? 240 : config.scout_loads ? 224 : 232;
+    const bool needs_more = config.scout_loads || kernel.roles;
+    config.producer_registers = kernel.fused ? 24 : needs_more ? 56 : 40;
+    config.consumer_registers = kernel.fused ? 240 : needs_more ? 224 : 232;
   }
   choose_sm90_stages(kernel);
   return kernel;
@@ -346,12 +353,17 @@ Result<Sm90Backward> choose_sm90_backward(const Problem& problem) {
   const bool shares_operands =
       columns > kColumnsOfTwoSums && columns <= kColumnsOfSharedOperands && !problem.score_mod && !common.dropout;
   const bool one_kernel = columns <= kColumnsOfTwoSums || shares_operands;
+  // (Where one kernel computes both sums without roles, it is faster.)
+  const bool by_roles = !one_kernel && !problem.score_mod && !common.dropout;
   Sm90Backward config;
   const bool corrects = 2 * common.head_dim_padded <= kColumnsOfTwoSums;
   config.queries =
       sm90_kernel(problem, {.config = {}, .rows_are_keys = false, .sums_first = corrects, .sums_second = true});
-  config.keys =
-      sm90_kernel(problem, {.config = {}, .rows_are_keys = true, .sums_first = one_kernel, .sums_second = true});
+  config.keys = sm90_kernel(problem, {.config = {},
+                                      .rows_are_keys = true,
+                                      .sums_first = one_kernel || by_roles,
+                                      .sums_second = true,
+                                      .roles = by_roles});
   if (shares_operands) {
     config.keys.config.producer_registers = 24;
     config.keys.config.consumer_registers = 240;
@@ -368,7 +380,7 @@ Result<Sm90Backward> choose_sm90_backward(const Problem& problem) {
         problem, {.config = {}, .rows_are_keys = true, .sums_first = true, .sums_second = true, .fused = true});
     config.queries.repeats = true;
   }
-  if (!one_kernel) {
+  if (!one_kernel && !by_roles) {
     config.values = sm90_kernel(problem, {.config = {}, .rows_are_keys = true, .sums_first = true});
   }
   if (problem.d_out_dtype() != problem.dtype || (problem.score_mod && may_add_much(*problem.score_mod))) {
@@ -547,6 +559,7 @@ std::vector<std::string> definitions(const Sm90BackwardKernel& kernel) {
   list.push_back(fmt::format("-DFL_CAPTURES={:d}", kernel.captures));
   list.push_back(fmt::format("-DFL_TABLES={}", kernel.tables));
   list.push_back(fmt::format("-DFL_TABLE_BYTES={}", kernel.table_bytes));
+  list.push_back(fmt::format("-DFL_ROLES={:d}", kernel.roles));
   return list;
 }
 

@@ -50,7 +50,8 @@ struct Sm90BackwardKernel {
   int tables = 0;  // of elements
   bool diagonals = false;
   int64_t table_bytes = 0;  // of shared memory, for each table of elements (kernels/common/block_sums.cuh)
-  bool planes = false;      // sums for planes only (kernels/sm90/backward_planes.cu)
+  bool roles = false;   // a warpgroup for each of the two sums, in clusters of two blocks (backward_keys_roles.cu)
+  bool planes = false;  // sums for planes only (kernels/sm90/backward_planes.cu)
 };
 
 struct Sm90Backward {
@@ -59,8 +60,9 @@ struct Sm90Backward {
   std::optional<Sm90BackwardKernel> fused;
   std::string not_fused;  // the reason if there is none
   Sm90BackwardKernel queries;
-  Sm90BackwardKernel keys;                   // computes d_k, and also d_v unless the next kernel exists
-  std::optional<Sm90BackwardKernel> values;  // for rows so wide that a kernel's registers hold only one sum
+  Sm90BackwardKernel keys;  // computes d_k, and also d_v unless the next kernel exists
+  // For rows so wide that a warpgroup's registers hold only one sum, if a score_mod or dropout rules out roles.
+  std::optional<Sm90BackwardKernel> values;
   // For calls of which only the preprocess can find out that they are not for these kernels: their d_out is not exact
   // in the inputs' type, or an lse is so large that it is not exact.
   std::optional<Sm80Backward> fallback;

@@ -160,6 +160,7 @@ KernelSource backward_source(const Problem& problem, const Sm80FusedKernel& kern
 
 KernelSource backward_source(const Problem& problem, const Sm90BackwardKernel& kernel) {
   const char* name = kernel.fused           ? "cuda/kernels/sm90/backward_fused.cu"
+                     : kernel.roles         ? "cuda/kernels/sm90/backward_keys_roles.cu"
                      : kernel.rows_are_keys ? "cuda/kernels/sm90/backward_keys.cu"
                                             : "cuda/kernels/sm90/backward_queries.cu";
   Headers generated = {{"program.cuh", emit_programs(problem)},

@@ -31,6 +31,9 @@ struct PlaneLoad {
   int key_tiles;  // of a block of Hopper's kernel
 };
 
+// Which kernel counts with which of RowTiles::next_block. Fused ones and those for keys have the first.
+enum Counter { kNextKeys, kNextValues, kNextQueries, kCounters };
+
 // The statistics of a row in the backward pass: p = e^(score - shift) * factor, d_score = p * (d_p - delta).
 struct alignas(16) RowGradient {
   float shift;
@@ -52,8 +55,8 @@ struct RowTiles {
   int* any_empty;  // becomes 1 if some row has no keys
   // What rounding took from the output, with the output's type and strides; null: unknown. Read by the preprocess.
   const void* out_residual;
-  // Of the fused kernels, null for others. The preprocess clears the integers, `cleared` of them from next_block on.
-  int* next_block;      // key tiles that blocks have taken
+  // The preprocess clears the integers, `cleared` of them from next_block on. Of the fused kernels, but for next_block.
+  int* next_block;      // [kCounters]: tiles of keys or queries that blocks have taken
   int* nonfinite_keys;  // becomes 1 if some key has elements that are not finite, where a mask may hide it
   // Of each part of d_q: which key tile has added to it last, plus one; -1 if the part is in d_q already.
   int* last_adders;

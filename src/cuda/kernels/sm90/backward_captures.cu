@@ -93,7 +93,7 @@ __device__ __forceinline__ void run_block(unsigned char* shared_memory, const Fo
       Producer producer{params, tiles, d_out_map, shared, tile.b, tile.h / params.group};
       producer.load_rows(tile.h, tile.row);
       const ColumnTile nothing{true, tile.h, (1 << 29) / FL_BLOCK_N * FL_BLOCK_N, kPartial};
-      producer.load_all({tile.b, tile.h, tile.h, tile.row, tile.last_row}, nothing, [](const ColumnRings&) {});
+      producer.load_all({tile.b, tile.h, tile.h, tile.row, tile.last_row}, nothing);
     }
   } else {
     registers_increase<FL_CONSUMER_REGISTERS>();
@@ -206,8 +206,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
       producer.load_rows(0, keys.first);
       const int first_head = keys.kv_head * params.group;
       const ColumnTile nothing{true, first_head, (1 << 29) / FL_BLOCK_N * FL_BLOCK_N, kPartial};
-      producer.load_all({keys.b, first_head, first_head + params.group - 1, keys.first, keys.last}, nothing,
-                        [](const ColumnRings&) {});
+      producer.load_all({keys.b, first_head, first_head + params.group - 1, keys.first, keys.last}, nothing);
     }
   } else {
     registers_increase<FL_CONSUMER_REGISTERS>();

@@ -7,13 +7,13 @@
 //   queries    sum of p * derivative * k (below)  sum of d_s * k: d_q
 //   keys       sum of p * d_out: d_v              sum of d_s * q: d_k
 //
-// If registers do not hold both sums, there are two kernels for keys, one per sum, and the kernel for queries leaves
-// out the first sum. For sizes in between, the operand of a key's second sum replaces the operand of the first sum,
-// which is complete by then.
+// If registers do not hold both sums, the kernel for queries leaves out the first one, and each warpgroup of the kernel
+// for keys computes one (backward_keys_roles.cu), or there are two kernels for keys. For sizes in between, the operand of
+// a key's second sum replaces the operand of the first sum, which is complete by then.
 //
-// s and d_p share one accumulator: probabilities are rounded to 16 bits for the sums anyway, and are kept in this form
-// until d_p is computed. A warpgroup therefore has no products of its own during its exponentials. They overlap with
-// the products of the other warpgroup, with which it does not synchronise.
+// s and d_p share one accumulator: probabilities are kept elsewhere until d_p is computed, rounded to 16 bits where a sum
+// multiplies them anyway. A warpgroup therefore has no products of its own during its exponentials. They overlap with
+// the products of the other warpgroup, which takes its turn in between.
 //
 // d_s = p * (d_p - delta), with delta = <d_out, out>, which all columns of a row share. The rounding of the output to
 // 16 bits causes an error in delta, which is too large if all values are similar, or one key has nearly the whole
@@ -39,12 +39,19 @@ constexpr int kColumnsWithBothOperands = 256;
 constexpr bool kSharesOperands =
     kRowsAreKeys && FL_SUMS_FIRST && FL_SUMS_SECOND && FL_QK_DIM + FL_V_DIM > kColumnsWithBothOperands;
 static_assert(!kSharesOperands || !kTwoFactors, "two factors need registers of their own");
-// Rounded probabilities cause a visible error in d_q (docs/lessons/), so that their rounding error is kept.
-constexpr bool kKeepsRest = !kRowsAreKeys;
+// Rounded probabilities cause a visible error in d_q (docs/lessons/). Where no sum multiplies them, they are kept
+// unrounded, in as many registers; otherwise their rounding error is kept.
+constexpr bool kKeepsProbabilities = !kRowsAreKeys && !FL_SUMS_FIRST && !kTwoFactors;
+constexpr bool kKeepsRest = !kRowsAreKeys && !kKeepsProbabilities;
 constexpr bool kRestApart = kKeepsRest && kTwoFactors;  // where the second sum's operand is in use
 constexpr bool kMayMask = FL_HAS_MASK_MOD || FL_REDO_ALL;
 constexpr bool kCleans = kMayMask && !kRowsAreKeys;
 constexpr u32 kConsumerBarrier = 1;
+// Warpgroups take turns, so that each one's exponentials run beside the other's products. In a turn a warpgroup issues
+// the products of a tile's scores and d_p in the fused kernel (which is slower with turns if its tiles have 128 queries),
+// and in the others a tile's last sum and the scores of the next one.
+constexpr bool kTakesTurns = !FL_FUSED || !kPartsOfQueries;
+constexpr u32 kFirstTurnBarrier = 2;  // that of warpgroup 0, and the next
 
 // Two elements of a packed pair.
 __device__ __forceinline__ void unpack_half(u32 packed, float& low, float& high) {
@@ -133,7 +140,8 @@ struct Consumer {
   bool careful = false;  // K or V of masked keys are not finite
 
   float s[kScores];
-  u32 p[kScores / 2];                         // the left operand of the first sum
+  float probabilities[kKeepsProbabilities ? kScores : 1];
+  u32 p[kKeepsProbabilities ? 1 : kScores / 2];  // the left operand of the first sum
   u32 ds[kSharesOperands ? 1 : kScores / 2];  // and of the second, if it is not p
   u32 rest_apart[kRestApart ? kScores / 2 : 1];
   float first[kFirstSums];
@@ -362,7 +370,10 @@ struct Consumer {
 #pragma unroll
     for (int i = 0; i < kScores / 2; ++i) {
       const float x[2] = {s[2 * i], s[2 * i + 1]};
-      if constexpr (kTwoFactors) {
+      if constexpr (kKeepsProbabilities) {
+        probabilities[2 * i] = x[0];
+        probabilities[2 * i + 1] = x[1];
+      } else if constexpr (kTwoFactors) {
         float slope[2];
         float kept[2];
 #pragma unroll
@@ -400,7 +411,12 @@ struct Consumer {
       for (int r = 0; r < 2; ++r) {
         const int i = 2 * j + r;
         float slope[2];
-        unpack_half(kTwoFactors && kRowsAreKeys ? slopes[i] : p[i], slope[0], slope[1]);
+        if constexpr (kKeepsProbabilities) {
+          slope[0] = probabilities[2 * i];
+          slope[1] = probabilities[2 * i + 1];
+        } else {
+          unpack_half(kTwoFactors && kRowsAreKeys ? slopes[i] : p[i], slope[0], slope[1]);
+        }
         if constexpr (kKeepsRest) {
           add_rest((kRestApart ? rest_apart : slopes)[i], slope[0], slope[1]);
         }
@@ -454,6 +470,23 @@ struct Consumer {
     named_barrier_sync(kConsumerBarrier, 128 * kConsumers);
   }
 
+  // Once, before all column tiles: the first turn is warpgroup 0's. Both have equally many turns.
+  __device__ __forceinline__ void start() const {
+    if (warpgroup == 1) {
+      pass_turn();
+    }
+  }
+  __device__ __forceinline__ void wait_for_turn() const {
+    if (kTakesTurns) {
+      named_barrier_sync(kFirstTurnBarrier + warpgroup, 128 * kConsumers);
+    }
+  }
+  __device__ __forceinline__ void pass_turn() const {
+    if (kTakesTurns) {
+      named_barrier_arrive(kFirstTurnBarrier + (warpgroup ^ 1), 128 * kConsumers);
+    }
+  }
+
   // All column tiles. Products in a branch make ptxas serialise all of them, so every round has all of them.
   __device__ __forceinline__ void sweep() {
 #pragma unroll
@@ -477,9 +510,13 @@ struct Consumer {
       const u32 fields = shared.fields + 4 * kFieldCount * rings.qk.stage();
       const u32 statistics = shared.statistics + rings.qk.stage() * kStatisticsBytes;
       barrier_wait(shared.qk_full + 8 * rings.qk.stage(), rings.qk.phase());
+      if (previous == kNone) {
+        wait_for_turn();
+      }
       pin(s);
       wgmma_fence();
       issue_scores<FL_QK_DIM>(s, rows_qk, descriptor_k_major(qk));
+      pass_turn();
       flags = load_shared_once(fields + 4 * kFieldFlags);
       const TilePlace place{b,
                             load_shared_once(fields + 4 * kFieldHead),
@@ -494,6 +531,9 @@ struct Consumer {
 #endif
       wgmma_wait<0>();
       pin(s);
+      if (kRowsAreKeys && (flags & kLast) != 0) {
+        release(shared.rows_empty);  // the next tile's K may come
+      }
       if (kCleans && careful) {
         clean(qk);
       }
@@ -503,6 +543,7 @@ struct Consumer {
 #if FL_SUMS_SECOND
       pin(s);
       pin(p);
+      pin(probabilities);
       pin(first);
       wgmma_fence();
       // (Of as many columns as rows_qk, these lie at a distance that is known: no registers.)
@@ -525,10 +566,14 @@ struct Consumer {
         release(shared.v_empty + 8 * rings.v_stage());
       }
       take_gradients(partial, undropped, statistics + 4 * FL_BLOCK_N);
+      wait_for_turn();
       pin(operand_of_second());
       pin(second);
       wgmma_fence();
       issue_sum(second, operand_of_second(), descriptor_n_major(qk, kColumnBoxBytes));
+      if ((flags & kLast) != 0) {
+        pass_turn();
+      }
       if constexpr (FL_SUMS_FIRST && !kSharesOperands) {
         wgmma_wait<1>();
         pin(first);
@@ -537,11 +582,15 @@ struct Consumer {
       }
       previous = rings.qk.stage();
 #else
-      release(shared.qk_empty + 8 * rings.qk.stage());
+      release_qk(rings.qk.stage());
+      wait_for_turn();
       pin(p);
       pin(first);
       wgmma_fence();
       issue_sum(first, p, descriptor_n_major(v, kColumnBoxBytes));
+      if ((flags & kLast) != 0) {
+        pass_turn();
+      }
       previous = rings.v_stage();
 #endif
       rings.advance();
@@ -552,19 +601,29 @@ struct Consumer {
 
   static constexpr u32 kNone = 1 << 16;
 
+  __device__ __forceinline__ void release_qk(u32 stage) const {
+    const u32 empty = shared.qk_empty + 8 * stage;
+    if constexpr (kQkReaders == 128 * kConsumers) {
+      barrier_arrive(empty);
+    } else {
+      release(empty);
+    }
+  }
+
   __device__ __forceinline__ void finish_last_sum(u32 stage) {
 #if FL_SUMS_SECOND
     pin(second);
     pin(operand_of_second());
-    const u32 empty = shared.qk_empty;
+    if (stage != kNone) {
+      release_qk(stage);
+    }
 #else
     pin(first);
     pin(p);
-    const u32 empty = shared.v_empty;
-#endif
     if (stage != kNone) {
-      release(empty + 8 * stage);
+      release(shared.v_empty + 8 * stage);
     }
+#endif
   }
 };
 

@@ -25,11 +25,6 @@ namespace {
 // scores.
 constexpr bool kMasksUnderProducts = FL_MASK_LOADS && kScores > 32;
 
-// Warpgroups take turns: the products of one's scores and d_p come behind the other's, so that each one's exponentials
-// run beside the other's products. (Tiles of 128 queries are slower with it.)
-constexpr bool kTakesTurns = !kPartsOfQueries;
-constexpr u32 kFirstTurnBarrier = 2;  // that of warpgroup 0, and the next
-
 // s and d_p have separate accumulators, so that the product d_p overlaps with the exponentials, and d_s is computed
 // from unrounded probabilities. This uses all registers: see Product::body() (emit/wgmma_emitter.cpp), and the wait for
 // d_k before d_p begins.
@@ -78,7 +73,7 @@ struct FusedConsumer : Consumer {
                                                    : descriptor_k_major(shared.rows_v + warpgroup * kRowVBytes);
       wgmma_fence();
       issue_scores<FL_V_DIM>(d_p, rows_v, descriptor_k_major(v));
-      pass_turn(warpgroup ^ 1);
+      pass_turn();
 #if FL_DROPOUT
       const u32 undropped = undropped_bits<kScores>(params, place(fields));
 #else
@@ -120,13 +115,6 @@ struct FusedConsumer : Consumer {
     finish(backward, tiles);
   }
 
-  // Once, before all key tiles: the first turn is warpgroup 0's.
-  __device__ __forceinline__ void start() const {
-    if (warpgroup == 1) {
-      pass_turn(0);
-    }
-  }
-
   // Tells the threads that add parts up that there are no more.
   __device__ __forceinline__ void end() const {
     barrier_wait(shared.parts_empty + 8 * warpgroup, round % 2 ^ 1);
@@ -134,18 +122,6 @@ struct FusedConsumer : Consumer {
   }
 
  private:
-  // Both warpgroups have equally many turns, one for each tile.
-  __device__ __forceinline__ void wait_for_turn() const {
-    if (kTakesTurns) {
-      named_barrier_sync(kFirstTurnBarrier + warpgroup, 128 * kConsumers);
-    }
-  }
-  __device__ __forceinline__ void pass_turn(int to) const {
-    if (kTakesTurns) {
-      named_barrier_arrive(kFirstTurnBarrier + to, 128 * kConsumers);
-    }
-  }
-
   __device__ __forceinline__ void take(const KeyTile& keys) {
     b = keys.b;
     first_row = keys.first;
@@ -428,7 +404,7 @@ __device__ __forceinline__ void produce(const ForwardParams& params, const Backw
     const KeyTile keys = key_tile<FL_BLOCK_M>(params, backward, index);
     producer.b = keys.b;
     producer.kv_head = keys.kv_head;
-    producer.prefetch_rows(keys.first);
+    producer.prefetch_rows(params.k_map, params.v_map, keys.b, keys.kv_head, keys.first);
     const auto load_rows = [&](const ColumnRings& first) {
       // Who has given the last tile's d_out back has multiplied it with the last values.
       const ColumnRings last = first.before();
@@ -443,7 +419,8 @@ __device__ __forceinline__ void produce(const ForwardParams& params, const Backw
     const int first_head = keys.kv_head * params.group;
     // The tile for no rows.
     const ColumnTile nothing{true, first_head, (tiles.tiles - 1) * tiles.rows, kPartial};
-    producer.load_all({keys.b, first_head, first_head + params.group - 1, keys.first, keys.last}, nothing, load_rows);
+    producer.load_all({keys.b, first_head, first_head + params.group - 1, keys.first, keys.last}, nothing, kBlockVBytes,
+                      [] {}, load_rows);
     taken ^= 1;
   }
 }

@@ -1,7 +1,7 @@
 // Shared code of the Hopper backward kernels for keys: how a block writes the gradients of its keys.
 #pragma once
 
-#include "cuda/kernels/sm90/backward_consumer.cuh"
+#include "cuda/kernels/sm90/backward_gradients.cuh"
 
 namespace flashlift::cuda {
 
@@ -34,50 +34,6 @@ __device__ __forceinline__ void add_empty_rows(float (&d_v)[kFirstSums], const F
 }
 #endif
 
-// Eight neighbours of a gradient's row of kColumns, in pairs, from `column` on. `vector`: the tensor's rows are
-// contiguous and begin at multiples of 16 bytes.
-template <int kColumns>
-__device__ __forceinline__ void store_eight(InputElement* row, long long stride, bool vector, int column,
-                                            const u32 (&pairs)[4]) {
-  if (vector && column + 8 <= kColumns) {
-    *reinterpret_cast<uint4*>(row + column) = make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
-    return;
-  }
-#pragma unroll
-  for (int i = 0; i < 8; ++i) {
-    if (column + i < kColumns) {
-      row[(column + i) * stride] = static_cast<InputElement>(pairs[i / 2] >> (i % 2 * 16));
-    }
-  }
-}
-
-// The rows of a key's gradient. Thread t of a quad has columns 8j + 2t of every j; of four j at a time it collects the
-// 8 columns of j = t.
-template <int kColumns, int kCount>
-__device__ __forceinline__ void store_gradient(const float (&sums)[kCount], const Consumer& consumer, float factor,
-                                               void* tensor, const Strides& strides, bool vector,
-                                               const ForwardParams& params, const KeyTile& keys) {
-  InputElement* const head = static_cast<InputElement*>(tensor) + keys.b * strides.batch + keys.kv_head * strides.head;
-#pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    const int key = consumer.row(r);
-#pragma unroll
-    for (int first = 0; first < kCount / 4; first += 4) {
-      u32 pairs[4];
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const int at = 4 * (first + i) + 2 * r;
-        pairs[i] = first + i < kCount / 4 ? pack_half(sums[at] * factor, sums[at + 1] * factor) : 0;
-      }
-      transpose_quad(pairs);
-      if (key < params.kv_len) {
-        store_eight<kColumns>(head + key * strides.row, strides.column, vector,
-                              8 * (first + static_cast<int>(threadIdx.x) % 4), pairs);
-      }
-    }
-  }
-}
-
 // The gradients of the block's keys, and of their values, when all columns have been summed.
 __device__ __forceinline__ void store_d_v(Consumer& consumer, const ForwardParams& params,
                                           const BackwardParams& backward, const RowTiles& tiles, const KeyTile& keys) {
@@ -89,7 +45,7 @@ __device__ __forceinline__ void store_d_v(Consumer& consumer, const ForwardParam
 #endif
   if (backward.d_v != nullptr) {
     store_gradient<FL_VALUE_DIM>(consumer.first, consumer, params.dropout_factor, backward.d_v, backward.d_v_strides,
-                                 backward.vector_d_v != 0, params, keys);
+                                 backward.vector_d_v != 0, keys.b, keys.kv_head, params.kv_len);
   }
 #endif
 }
@@ -99,7 +55,7 @@ __device__ __forceinline__ void store_d_k(const Consumer& consumer, const Forwar
 #if FL_SUMS_SECOND
   if (backward.d_k != nullptr) {
     store_gradient<FL_HEAD_DIM>(consumer.second, consumer, params.scale, backward.d_k, backward.d_k_strides,
-                                backward.vector_d_k != 0, params, keys);
+                                backward.vector_d_k != 0, keys.b, keys.kv_head, params.kv_len);
   }
 #endif
 }

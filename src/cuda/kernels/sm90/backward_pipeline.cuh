@@ -7,7 +7,8 @@
 // way round (FL_ROWS_ARE_KEYS). "qk" tiles have the width of Q and K, "v" tiles that of V and d_out.
 //
 // FL_SUMS_FIRST, FL_SUMS_SECOND: which sums over columns the kernel makes (backward_consumer.cuh). FL_CAPTURES: it makes
-// none of these, but sums for gradients of captured tensors (backward_captures.cu).
+// none of these, but sums for gradients of captured tensors (backward_captures.cu). FL_ROLES: each warpgroup makes one of
+// the two (backward_keys_roles.cu).
 #pragma once
 
 #include "cuda/kernels/common/key_tiles.cuh"
@@ -17,8 +18,10 @@
 namespace flashlift::cuda {
 
 constexpr bool kRowsAreKeys = FL_ROWS_ARE_KEYS;
-constexpr int kConsumers = FL_BLOCK_M / 64;  // warpgroups, each with 64 rows
+constexpr int kConsumers = FL_BLOCK_M / 64;  // warpgroups, each with 64 rows unless by roles
 constexpr int kThreads = 128 * (kConsumers + 1);
+// By roles, a block has 64 keys, and the two blocks of a cluster have FL_BLOCK_M.
+constexpr int kRowWarpgroups = FL_ROLES ? 1 : kConsumers;
 constexpr int kQkStages = FL_STAGES;
 constexpr int kVStages = FL_V_STAGES;
 // The number of registers per thread at the start of a block. A block that requests more registers than there are waits
@@ -38,7 +41,7 @@ constexpr u32 kColumnBoxBytes = FL_BLOCK_N * 128;
 constexpr u32 kColumnQkBytes = kQkBoxes * kColumnBoxBytes;
 constexpr u32 kColumnVBytes = kVBoxes * kColumnBoxBytes;
 constexpr bool kComputesDp = FL_SUMS_SECOND || FL_CAPTURES;
-constexpr u32 kBlockVBytes = kComputesDp ? kConsumers * kRowVBytes : 0;  // d_p alone asks for them
+constexpr u32 kBlockVBytes = kComputesDp ? kRowWarpgroups * kRowVBytes : 0;  // d_p alone asks for them
 // The columns' lse, and their deltas.
 constexpr u32 kStatisticsBytes = kRowsAreKeys && !FL_CAPTURES ? FL_BLOCK_N * 2 * sizeof(float) : 0;
 static_assert(FL_BLOCK_N % kBoxRows == 0, "column tiles of whole boxes");
@@ -59,10 +62,15 @@ constexpr int kGradientStages = FL_FUSED ? 2 : 0;
 constexpr u32 kGradientBoxBytes = kConsumers * 64 * 128;
 constexpr u32 kGradientBytes = FL_BLOCK_N / 64 * kGradientBoxBytes;
 constexpr int kPartStages = FL_FUSED ? kConsumers : 0;
-constexpr int kRowReaders = 4 * kConsumers + (FL_FUSED && FL_HAS_MASK_MOD ? 1 : 0);  // warps
-// Arrivals that give a stage of qk back. In the fused kernel every lane tells for itself that it has read the rows'
-// statistics: so racecheck can follow the order, which it does not through __syncwarp.
-constexpr u32 kQkReaders = (FL_FUSED ? 128 : 4) * kConsumers;
+// Arrivals that give a tile of rows back (kernels for captured tensors have one for each block): of warps, or of all
+// lanes if they have read the rows' statistics with them.
+constexpr int kRowReaders = kRowsAreKeys ? 4 * kConsumers + (FL_FUSED && FL_HAS_MASK_MOD ? 1 : 0) : 128 * kConsumers;
+constexpr u32 kRowStatisticsBytes = !kRowsAreKeys && !FL_CAPTURES ? FL_BLOCK_M * 2 * sizeof(float) : 0;
+// Arrivals that give a stage of qk back. Every lane tells for itself that it has read the queries' statistics: so
+// racecheck can follow the order, which it does not through __syncwarp.
+// (By roles, a warp of the other block arrives once.)
+constexpr u32 kQkReaders = (kStatisticsBytes > 0 ? 128 : 4) * kConsumers + (FL_ROLES ? 4 * kConsumers : 0);
+constexpr u32 kVReaders = (FL_ROLES ? 8 : 4) * kConsumers;
 constexpr bool kPartsOfQueries = FL_BLOCK_N > 64;
 constexpr int kPartColumns = kPartsOfQueries ? 64 : kQkBoxes * 64 / kConsumers;
 constexpr int kPartSums = kPartColumns / 2;  // of a thread
@@ -78,9 +86,15 @@ enum VisitField { kVisitTile, kVisitBefore, kVisitFlags, kVisitKeys, kVisitField
 constexpr bool kStoresFinal =
     FL_FUSED && !kPartsOfQueries && FL_HEAD_DIM % 8 == 0 && !(FL_HAS_MASK_MOD && FL_MASK_SEARCHES);
 constexpr int kNoKeys = -1;  // instead of a key tile's number: no work is left
+constexpr int kNoRows = -1;  // instead of the number of a tile of rows
 // The scores whose diagonals a warpgroup sums (common/diagonals.cuh).
 constexpr u32 kDiagonalBytes =
     FL_CAPTURES && !kRowsAreKeys && FL_DIAGONAL_GRADIENTS ? 64 / 2 * (FL_BLOCK_N + 8) * sizeof(float) : 0;
+
+// By roles: operands that one warpgroup hands to the other, and numbers of key tiles that one block hands to the other.
+constexpr int kExchangeStages = FL_ROLES ? 2 : 0;
+constexpr u32 kExchangeBytes = 64 * FL_BLOCK_N * 2;
+constexpr int kClusterTurns = FL_ROLES ? 8 : 0;
 
 struct SharedLayout {
   u32 rows_qk;
@@ -88,6 +102,7 @@ struct SharedLayout {
   u32 columns_qk;
   u32 columns_v;
   u32 statistics;                          // of each stage of qk
+  u32 row_statistics;                      // of the rows, if they are queries
   u32 rows_full, rows_empty;               // a barrier each
   u32 qk_full, qk_empty, v_full, v_empty;  // one barrier a stage
   u32 verdict;                             // a barrier, and an int: is everything to be done again
@@ -97,22 +112,28 @@ struct SharedLayout {
   u32 parts, parts_full, parts_empty;
   u32 visits;    // kVisitFieldCount ints each
   u32 key_tile;  // an int: the number of the block's key tile, or kNoKeys
+  u32 row_tiles;  // of other kernels, an int for each of two turns: the number of the block's tile of rows, or kNoRows
   u32 diagonals;  // of each consumer
   u32 tables;     // of elements
+  // By roles.
+  u32 exchange, exchange_full, exchange_empty;
+  u32 cluster_turns, cluster_turns_full;
 };
 
 __device__ __forceinline__ SharedLayout shared_layout(u32 base) {
   SharedLayout layout;
   layout.rows_qk = base;
-  layout.rows_v = layout.rows_qk + kConsumers * kRowQkBytes;
+  layout.rows_v = layout.rows_qk + kRowWarpgroups * kRowQkBytes;
   layout.gradients = layout.rows_v + kBlockVBytes;
   layout.parts = layout.gradients + kGradientStages * kGradientBytes;
   layout.columns_qk = layout.parts + kPartStages * kPartBytes;
   layout.columns_v = layout.columns_qk + kQkStages * kColumnQkBytes;
   layout.diagonals = layout.columns_v + kVStages * kColumnVBytes;
   layout.tables = layout.diagonals + kConsumers * kDiagonalBytes;
-  layout.statistics = layout.tables + FL_TABLES * FL_TABLE_BYTES;
-  layout.rows_full = layout.statistics + kQkStages * kStatisticsBytes;
+  layout.exchange = layout.tables + FL_TABLES * FL_TABLE_BYTES;
+  layout.statistics = layout.exchange + kExchangeStages * kExchangeBytes;
+  layout.row_statistics = layout.statistics + kQkStages * kStatisticsBytes;
+  layout.rows_full = layout.row_statistics + kRowStatisticsBytes;
   layout.qk_full = layout.rows_full + 8;
   layout.qk_empty = layout.qk_full + 8 * kQkStages;
   layout.v_full = layout.qk_empty + 8 * kQkStages;
@@ -123,17 +144,23 @@ __device__ __forceinline__ SharedLayout shared_layout(u32 base) {
   layout.parts_full = layout.gradients_empty + 8 * kGradientStages;
   layout.parts_empty = layout.parts_full + 8 * kPartStages;
   layout.rows_empty = layout.parts_empty + 8 * kPartStages;
-  layout.visits = layout.rows_empty + 8;
+  layout.exchange_full = layout.rows_empty + 8;
+  layout.exchange_empty = layout.exchange_full + 8 * kExchangeStages;
+  layout.cluster_turns_full = layout.exchange_empty + 8 * kExchangeStages;
+  layout.cluster_turns = layout.cluster_turns_full + 8 * kClusterTurns;
+  layout.visits = layout.cluster_turns + 4 * kClusterTurns;
   layout.key_tile = layout.visits + 4 * kVisitFieldCount * kVisitStages;
-  layout.fields = layout.key_tile + 4;
+  layout.row_tiles = layout.key_tile + 4;
+  layout.fields = layout.row_tiles + 8;
   return layout;
 }
 
-constexpr u32 kSharedBytes = kConsumers * kRowQkBytes + kBlockVBytes +
+constexpr u32 kSharedBytes = kRowWarpgroups * kRowQkBytes + kBlockVBytes +
+                             kExchangeStages * (kExchangeBytes + 16) + kClusterTurns * 12 +
                              kQkStages * (kColumnQkBytes + kStatisticsBytes + 16 + 4 * kFieldCount) +
                              kVStages * (kColumnVBytes + 16) + 24 + kGradientStages * (kGradientBytes + 16) +
-                             kPartStages * (kPartBytes + 16) + 4 * kVisitFieldCount * kVisitStages + 12 +
-                             kConsumers * kDiagonalBytes + FL_TABLES * FL_TABLE_BYTES;
+                             kPartStages * (kPartBytes + 16) + 4 * kVisitFieldCount * kVisitStages + 20 +
+                             kConsumers * kDiagonalBytes + FL_TABLES * FL_TABLE_BYTES + kRowStatisticsBytes;
 static_assert(kSharedBytes <= FL_SHARED_BYTES, "the host reserves less shared memory than the kernel uses");
 
 // Position in a ring of stages: the stage and, above it, the phase. One register.
@@ -177,7 +204,7 @@ __device__ __forceinline__ void init_barriers(const SharedLayout& shared) {
   }
   for (int stage = 0; stage < kVStages; ++stage) {
     barrier_init(shared.v_full + 8 * stage, 1);
-    barrier_init(shared.v_empty + 8 * stage, 4 * kConsumers);
+    barrier_init(shared.v_empty + 8 * stage, kVReaders);
   }
   for (int stage = 0; stage < kGradientStages; ++stage) {
     barrier_init(shared.gradients_full + 8 * stage, 4 * kConsumers);
@@ -188,6 +215,13 @@ __device__ __forceinline__ void init_barriers(const SharedLayout& shared) {
     barrier_init(shared.parts_empty + 8 * stage, 1);  // and the bytes of sums that a final part is added to
   }
   barrier_init(shared.rows_empty, kRowReaders);
+  for (int stage = 0; stage < kExchangeStages; ++stage) {
+    barrier_init(shared.exchange_full + 8 * stage, 128);
+    barrier_init(shared.exchange_empty + 8 * stage, 128);
+  }
+  for (int turn = 0; turn < kClusterTurns; ++turn) {
+    barrier_init(shared.cluster_turns_full + 8 * turn, 1);
+  }
   barrier_init_fence();
 }
 

@@ -169,7 +169,7 @@ struct Producer {
   __device__ __forceinline__ void load_row_boxes(u32 destination, const TensorMap& map, u32 barrier, int first,
                                                  int head, Policy... policy) const {
 #pragma unroll 1
-    for (int warpgroup = 0; warpgroup < kConsumers; ++warpgroup) {
+    for (int warpgroup = 0; warpgroup < kRowWarpgroups; ++warpgroup) {
 #pragma unroll
       for (int box = 0; box < kBoxes; ++box) {
         load_box(destination + (warpgroup * kBoxes + box) * kRowBoxBytes, map, barrier, box * 64,
@@ -193,39 +193,85 @@ struct Producer {
     }
   }
 
-  // Brings both into the L2 cache.
-  __device__ __forceinline__ void prefetch_rows(int first) const {
+#else
+  // The block's own Q and statistics of head h, or K.
+  __device__ __forceinline__ void load_qk_rows(int h, int first, u32 more_bytes = 0) const {
+    if (!leads()) {
+      return;
+    }
+    barrier_arrive_expect(shared.rows_full, kRowWarpgroups * kRowQkBytes + kRowStatisticsBytes + more_bytes);
+    load_row_boxes<kQkBoxes>(shared.rows_qk, kRowsAreKeys ? params.k_map : params.q_map, shared.rows_full, first,
+                             kRowsAreKeys ? kv_head : h);
+    if (kRowStatisticsBytes > 0) {
+      load_bytes(shared.row_statistics, row_statistics(params, tiles, b, h, first), kRowStatisticsBytes,
+                 shared.rows_full);
+    }
+  }
+  // And its d_out, or V.
+  __device__ __forceinline__ void load_v_rows(int h, int first, u32 barrier) const {
+    if (leads()) {
+      load_row_boxes<kComputesDp ? kVBoxes : 0>(shared.rows_v, kRowsAreKeys ? params.v_map : d_out_map, barrier, first,
+                                                kRowsAreKeys ? kv_head : h);
+    }
+  }
+  __device__ __forceinline__ void load_rows(int h, int first) const {
+    load_qk_rows(h, first, kBlockVBytes);
+    load_v_rows(h, first, shared.rows_full);
+  }
+
+  // Takes the number of a tile of rows from a counter.
+  __device__ __forceinline__ int take(int* counter) const {
+    int index = 0;
+    if (leads()) {
+      index = atomicAdd(counter, 1);
+    }
+    return __shfl_sync(0xffffffff, index, 0);
+  }
+  // Hands the number of a turn's tile of rows to the consumers, when they no longer need the last turn's. They learn of
+  // it with the rows.
+  __device__ __forceinline__ void give_rows(u32 turn, int index) const {
+    barrier_wait(shared.rows_empty, turn % 2 ^ 1);
+    if (leads()) {
+      store_shared(shared.row_tiles + 4 * (turn % 2), index);
+    }
+  }
+  // No rows are left.
+  __device__ __forceinline__ void end(u32 turn) const {
+    give_rows(turn, kNoRows);
+    if (leads()) {
+      barrier_arrive(shared.rows_full);
+    }
+  }
+#endif
+
+  // Brings the block's next rows into the L2 cache.
+  __device__ __forceinline__ void prefetch_rows(const TensorMap& qk_map, const TensorMap& v_map, int batch, int head,
+                                                int first) const {
     if (leads()) {
 #pragma unroll 1
-      for (int row = first; row < first + kConsumers * kBoxRows; row += kBoxRows) {
+      for (int row = first; row < first + kRowWarpgroups * kBoxRows; row += kBoxRows) {
 #pragma unroll
         for (int box = 0; box < kQkBoxes; ++box) {
-          prefetch_box(params.k_map, box * 64, row, kv_head, b);
+          prefetch_box(qk_map, box * 64, row, head, batch);
         }
 #pragma unroll
-        for (int box = 0; box < kVBoxes; ++box) {
-          prefetch_box(params.v_map, box * 64, row, kv_head, b);
+        for (int box = 0; box < (kComputesDp ? kVBoxes : 0); ++box) {
+          prefetch_box(v_map, box * 64, row, head, batch);
         }
       }
     }
   }
-#else
-  // The block's own: Q and d_out of head h, or K and V.
-  __device__ __forceinline__ void load_rows(int h, int first) const {
-    if (!leads()) {
-      return;
-    }
-    const int head = kRowsAreKeys ? kv_head : h;
-    barrier_arrive_expect(shared.rows_full, kConsumers * kRowQkBytes + kBlockVBytes);
-    load_row_boxes<kQkBoxes>(shared.rows_qk, kRowsAreKeys ? params.k_map : params.q_map, shared.rows_full, first, head);
-    load_row_boxes<kComputesDp ? kVBoxes : 0>(shared.rows_v, kRowsAreKeys ? params.v_map : d_out_map,
-                                                 shared.rows_full, first, head);
-  }
-#endif
 
   template <int kBoxes>
   __device__ __forceinline__ void load_column_boxes(u32 destination, const TensorMap& map, u32 barrier, int first,
                                                     int head) const {
+#if FL_ROLES
+    // Each block of the cluster loads every other box for both.
+#pragma unroll 1
+    for (int box = static_cast<int>(cluster_rank()); box < kBoxes; box += 2) {
+      load_box_for_both(destination + box * kColumnBoxBytes, map, barrier, box * 64, first, head, b);
+    }
+#else
 #pragma unroll
     for (int box = 0; box < kBoxes; ++box) {
 #pragma unroll
@@ -233,6 +279,7 @@ struct Producer {
         load_box(destination + box * kColumnBoxBytes + row * 128, map, barrier, box * 64, first + row, head, b);
       }
     }
+#endif
   }
 
 #if FL_FUSED
@@ -305,9 +352,21 @@ struct Producer {
   }
 #endif
 
-  __device__ __forceinline__ void load_columns(const ColumnTile& tile, int key_tile, int flags) {
+  __device__ __forceinline__ void wait_for_consumers(u32 barrier, u32 parity) const {
+    if constexpr (FL_ROLES) {
+      cluster_barrier_wait(barrier, parity);
+    } else {
+      barrier_wait(barrier, parity);
+    }
+  }
+
+  // behind_qk(): called between the loads of the tile's two halves. v_bytes: of what counts towards the second's barrier
+  // in addition.
+  template <typename BehindQk>
+  __device__ __forceinline__ void load_columns(const ColumnTile& tile, int key_tile, int flags, u32 v_bytes,
+                                               const BehindQk& behind_qk) {
     const int head = kRowsAreKeys ? tile.h : kv_head;
-    barrier_wait(shared.qk_empty + 8 * rings.qk.stage(), rings.qk.phase() ^ 1);
+    wait_for_consumers(shared.qk_empty + 8 * rings.qk.stage(), rings.qk.phase() ^ 1);
 #if FL_FUSED
     tell_visit(tile, key_tile, flags);
 #endif
@@ -325,10 +384,11 @@ struct Producer {
                    row_statistics(params, tiles, b, tile.h, tile.first), kStatisticsBytes, barrier);
       }
     }
-    barrier_wait(shared.v_empty + 8 * rings.v_stage(), rings.v_phase() ^ 1);
+    behind_qk();
+    wait_for_consumers(shared.v_empty + 8 * rings.v_stage(), rings.v_phase() ^ 1);
     if (leads()) {
       const u32 barrier = shared.v_full + 8 * rings.v_stage();
-      barrier_arrive_expect(barrier, kColumnVBytes + (FL_FUSED && (flags & kFirst) != 0 ? kBlockVBytes : 0));
+      barrier_arrive_expect(barrier, kColumnVBytes + v_bytes);
       load_column_boxes<kVBoxes>(shared.columns_v + rings.v_stage() * kColumnVBytes,
                                  kRowsAreKeys ? d_out_map : params.v_map, barrier, tile.first, head);
     }
@@ -336,9 +396,11 @@ struct Producer {
   }
 
   // `nothing`: what stands for no columns at all, since consumers know no tile of rows without columns. Calls
-  // behind_first(rings) when the first columns have been asked for, with what they lie in.
-  template <typename BehindFirst>
-  __device__ __forceinline__ void load_all(const BlockRows& rows, const ColumnTile& nothing, BehindFirst behind_first) {
+  // behind_qk() and behind_v(rings) when the halves of the first columns have been asked for, with what they lie in.
+  // v_bytes: of rows that behind_v loads and that count towards the second half's barrier.
+  template <typename BehindQk, typename BehindV>
+  __device__ __forceinline__ void load_all(const BlockRows& rows, const ColumnTile& nothing, u32 v_bytes,
+                                           const BehindQk& behind_qk, const BehindV& behind_v) {
     ColumnTiles columns(params, rows);
     ColumnTile tile = columns.next();
     const int key_tile = rows.first / FL_BLOCK_M;
@@ -351,13 +413,22 @@ struct Producer {
     while (tile.exists) {
       const ColumnTile next = columns.next();
       const ColumnRings at = rings;
-      load_columns(tile, key_tile, tile.flags | flags | (next.exists ? 0 : kLast));
-      if ((flags & kFirst) != 0) {
-        behind_first(at);
+      const bool first = (flags & kFirst) != 0;
+      load_columns(tile, key_tile, tile.flags | flags | (next.exists ? 0 : kLast), first ? v_bytes : 0, [&] {
+        if (first) {
+          behind_qk();
+        }
+      });
+      if (first) {
+        behind_v(at);
       }
       tile = next;
       flags = 0;
     }
+  }
+  // With rows that the block has already.
+  __device__ __forceinline__ void load_all(const BlockRows& rows, const ColumnTile& nothing) {
+    load_all(rows, nothing, 0, [] {}, [](const ColumnRings&) {});
   }
 };
 

@@ -1,5 +1,8 @@
 // The Hopper backward kernel for queries: d_q, and a sufficiently exact delta for each row.
-#include "cuda/kernels/sm90/backward_consumer.cuh"
+//
+// There is one block per multiprocessor, which processes one tile of queries after the other. While consumers store a
+// tile's gradients, the producer loads the next one's queries and first keys.
+#include "cuda/kernels/sm90/backward_gradients.cuh"
 #include "cuda/kernels/sm90/backward_producer.cuh"
 
 namespace flashlift::cuda {
@@ -87,34 +90,51 @@ __device__ __forceinline__ void finish(Consumer& consumer, const ForwardParams& 
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const int q = consumer.row(r);
-    if (q >= params.q_len) {
-      continue;
-    }
-    if (threadIdx.x % 4 == 0) {
+    if (q < params.q_len && threadIdx.x % 4 == 0) {
       row_statistics(params, tiles, tile.b, tile.h, q)[tiles.rows] = consumer.row_delta[r];
     }
-    if (backward.d_q != nullptr) {
-      const Strides& strides = backward.d_q_strides;
-      store_gradient_row(
-          consumer.second, r, params.scale,
-          static_cast<InputElement*>(backward.d_q) + tile.b * strides.batch + tile.h * strides.head + q * strides.row,
-          strides.column, backward.paired_d_q, 0, FL_HEAD_DIM);
-    }
+  }
+  if (backward.d_q != nullptr) {
+    store_gradient<FL_HEAD_DIM>(consumer.second, consumer, params.scale, backward.d_q, backward.d_q_strides,
+                                backward.vector_d_q != 0, tile.b, tile.h, params.q_len);
   }
 }
 
-// The block's query tiles: one; but of a kernel that is there for what the fused one could not do, those of a grid that
-// is no larger than the GPU, for as a rule there is nothing to do, and then blocks that leave at once cost the time.
-template <typename Use>
-__device__ __forceinline__ void for_each_tile(const ForwardParams& params, Use use) {
-  int index = static_cast<int>(blockIdx.x);
+__device__ __forceinline__ void produce(const ForwardParams& params, const RowTiles& tiles, const TensorMap& d_out_map,
+                                        const SharedLayout& shared) {
+  Producer producer{params, tiles, d_out_map, shared, 0, 0};
+  int index = producer.take(tiles.next_block + kNextQueries);
   u32 turn = 0;
 #pragma unroll 1
-  do {
-    use(query_tile(params, index), turn);
-    ++turn;
-    index += static_cast<int>(gridDim.x);
-  } while (FL_REPEATS && index < params.total_tiles);
+  for (; index < params.total_tiles; ++turn) {
+    const QueryTile tile = query_tile(params, index);
+    producer.b = tile.b;
+    producer.kv_head = tile.h / params.group;
+    const BlockRows rows{tile.b, tile.h, tile.h, tile.row, tile.last_row};
+    const ColumnTile nothing{true, tile.h, (1 << 29) / FL_BLOCK_N * FL_BLOCK_N, kPartial};
+    producer.load_all(
+        rows, nothing, kBlockVBytes,
+        [&] {
+          producer.give_rows(turn, index);
+          producer.load_qk_rows(tile.h, tile.row);
+        },
+        [&](const ColumnRings& first) {
+          producer.load_v_rows(tile.h, tile.row, shared.v_full + 8 * first.v_stage());
+        });
+    const int next = producer.take(tiles.next_block + kNextQueries);
+    if (next < params.total_tiles) {
+      const QueryTile next_tile = query_tile(params, next);
+      producer.prefetch_rows(params.q_map, d_out_map, next_tile.b, next_tile.h, next_tile.row);
+    }
+    if (kMayRepeat) {
+      barrier_wait(shared.verdict, turn % 2);
+      if (load_shared(shared.verdict + 8) != 0) {
+        producer.load_all(rows, nothing);
+      }
+    }
+    index = next;
+  }
+  producer.end(turn);
 }
 
 }  // namespace
@@ -140,37 +160,30 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   if (warpgroup == 0) {
     registers_decrease<FL_PRODUCER_REGISTERS>();
     if (threadIdx.x < 32) {
-      Producer producer{params, tiles, d_out_map, shared, 0, 0};
-      for_each_tile(params, [&](const QueryTile& tile, u32 turn) {
-        producer.b = tile.b;
-        producer.kv_head = tile.h / params.group;
-        const BlockRows rows{tile.b, tile.h, tile.h, tile.row, tile.last_row};
-        barrier_wait(shared.rows_empty, turn % 2 ^ 1);
-        producer.load_rows(tile.h, tile.row);
-        const ColumnTile nothing{true, tile.h, (1 << 29) / FL_BLOCK_N * FL_BLOCK_N, kPartial};
-        producer.load_all(rows, nothing, [](const ColumnRings&) {});
-        if (kMayRepeat) {
-          barrier_wait(shared.verdict, turn % 2);
-          if (load_shared(shared.verdict + 8) != 0) {
-            producer.load_all(rows, nothing, [](const ColumnRings&) {});
-          }
-        }
-      });
+      produce(params, tiles, d_out_map, shared);
     }
   } else {
     registers_increase<FL_CONSUMER_REGISTERS>();
     Consumer consumer{params, shared, warpgroup - 1, 0, 0};
-    for_each_tile(params, [&](const QueryTile& tile, u32 turn) {
+    consumer.start();
+#pragma unroll 1
+    for (u32 turn = 0;; ++turn) {
+      barrier_wait(shared.rows_full, turn % 2);
+      const int index = load_shared_once(shared.row_tiles + 4 * (turn % 2));
+      if (index == kNoRows) {
+        break;
+      }
+      const QueryTile tile = query_tile(params, index);
       consumer.b = tile.b;
       consumer.first_row = tile.row;
       consumer.careful = false;
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        const float* const statistics = row_statistics(params, tiles, tile.b, tile.h, consumer.row(r));
-        consumer.row_lse[r] = statistics[0];
-        consumer.row_delta[r] = statistics[tiles.rows];
+        const int row = consumer.row(r) - tile.row;
+        const int place = row / tiles.rows * 2 * tiles.rows + row % tiles.rows;
+        consumer.row_lse[r] = __int_as_float(load_shared(shared.row_statistics + 4 * place));
+        consumer.row_delta[r] = __int_as_float(load_shared(shared.row_statistics + 4 * (place + tiles.rows)));
       }
-      barrier_wait(shared.rows_full, turn % 2);
       bool again = false;
 #pragma unroll 1
       do {
@@ -192,9 +205,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
           barrier_arrive(shared.verdict);
         }
       } while (again);
-      release(shared.rows_empty);
+      barrier_arrive(shared.rows_empty);
       finish(consumer, params, backward, tiles, tile);
-    });
+    }
   }
 }
 

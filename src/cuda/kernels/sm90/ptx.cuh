@@ -36,6 +36,49 @@ __device__ __forceinline__ void barrier_wait(u32 barrier, u32 parity) {
       : "memory");
 }
 
+// In a cluster of two blocks: the other one's rank, and the addresses of its shared memory.
+__device__ __forceinline__ u32 cluster_rank() {
+  u32 rank;
+  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return rank;
+}
+__device__ __forceinline__ u32 address_in(u32 address, u32 rank) {
+  u32 remote;
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(address), "r"(rank));
+  return remote;
+}
+// Behind reads of this block's memory only: a release of what was written, for the other block, would be a fence of the
+// whole GPU.
+__device__ __forceinline__ void barrier_arrive_remote(u32 remote_barrier) {
+  asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(remote_barrier) : "memory");
+}
+// Hands a number to the other block.
+__device__ __forceinline__ void send_remote(u32 remote_address, int value, u32 remote_barrier) {
+  asm volatile(
+      "st.shared::cluster.b32 [%0], %1;\n"
+      "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%2];\n" ::"r"(remote_address),
+      "r"(value), "r"(remote_barrier)
+      : "memory");
+}
+// As barrier_wait(), where threads of the other block arrive, too.
+__device__ __forceinline__ void cluster_barrier_wait(u32 barrier, u32 parity) {
+  asm volatile(
+      "{\n"
+      ".reg .pred done;\n"
+      "WAIT_%=:\n"
+      "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n"
+      "@done bra DONE_%=;\n"
+      "bra WAIT_%=;\n"
+      "DONE_%=:\n"
+      "}\n" ::"r"(barrier),
+      "r"(parity)
+      : "memory");
+}
+// All threads of the cluster.
+__device__ __forceinline__ void cluster_sync() {
+  asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
+}
+
 // Orders what was written to shared memory before bulk copies and products that read it. Whoever issues them executes
 // this behind the barrier at which the writers arrived: it waits for the thread's own accesses, which a writer has just
 // made, and a reader long ago.
@@ -48,6 +91,16 @@ __device__ __forceinline__ void load_box(u32 destination, const TensorMap& map, 
       "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], "
       "[%2];" ::"r"(destination),
       "l"(&map), "r"(barrier), "r"(column), "r"(row), "r"(head), "r"(batch)
+      : "memory");
+}
+
+// The same into the same place of both blocks of a cluster; the bytes count towards the barrier of each.
+__device__ __forceinline__ void load_box_for_both(u32 destination, const TensorMap& map, u32 barrier, int column,
+                                                  int row, int head, int batch) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, "
+      "{%3, %4, %5, %6}], [%2], %7;" ::"r"(destination),
+      "l"(&map), "r"(barrier), "r"(column), "r"(row), "r"(head), "r"(batch), "h"(static_cast<unsigned short>(3))
       : "memory");
 }
 

@@ -88,15 +88,17 @@ class MainSm90 : public BackwardMain {
       const Grid grid{.x = static_cast<unsigned>(blocks), .threads = with.threads, .shared_bytes = with.shared_bytes};
       return cuda::launch(call, kernel.kernel, grid, parameters);
     };
+    // A block takes one tile of rows after the other.
+    const auto resident = [&](int64_t tiles) { return std::min(tiles, int64_t{device_.multiprocessors}); };
     const auto run_queries = [&] {
       params.heads_per_section = sections(params.kv_len, query_tiles(params) * params.group, config);
-      // If the kernel repeats for several tiles, each block processes one tile after the other.
-      const int64_t resident = config_.queries.repeats ? device_.multiprocessors : INT64_MAX;
-      return run(queries_, std::min(int64_t{params.total_tiles}, resident), config);
+      return run(queries_, resident(params.total_tiles), config);
     };
     const auto run_keys = [&](const Kernel& kernel, const ForwardConfig& with) {
       params.heads_per_section = sections(int64_t{params.q_len} * params.group, key_tiles(params), with);
-      return run(kernel, groups * key_tiles(params), with);
+      const int64_t tiles = groups * key_tiles(params);
+      const int64_t clusters = std::min(tiles, int64_t{std::max(device_.multiprocessors / 2, 1)});
+      return run(kernel, config_.keys.roles ? 2 * clusters : resident(tiles), with);
     };
     CuPointer rest = workspace;
     if (config_.fused) {
@@ -104,9 +106,7 @@ class MainSm90 : public BackwardMain {
       const int64_t heads = int64_t{params.batch} * params.q_heads;
       rest += static_cast<CuPointer>(heads * fused_sum_bytes(*config_.fused, params.q_len));
       params.heads_per_section = heads_of_a_chain(config_.fused->config) * params.group;
-      // A block takes one key tile after the other.
-      const int64_t resident = std::min(groups * key_tiles(params), int64_t{device_.multiprocessors});
-      FLASHLIFT_RETURN_IF_ERROR(run(fused_, resident, config_.fused->config));
+      FLASHLIFT_RETURN_IF_ERROR(run(fused_, resident(groups * key_tiles(params)), config_.fused->config));
       if (call.arguments.d_q) {
         constexpr int kRoundedTogether = 8;  // parts for one block, most of which are already stored
         const int64_t parts = heads * call.row_tiles.tiles * kFusedParts;

@@ -16,9 +16,10 @@ T* at(CuPointer memory, int64_t offset) {
 
 int64_t row_count(const ForwardParams& params) { return int64_t{params.batch} * params.q_heads * params.q_len; }
 
-// The integers of RowTiles: two of the preprocess's own, and two of all blocks; those of parts of d_q come behind them.
+// The integers of RowTiles: two of the preprocess's own, then counters and a flag of all blocks; those of parts of d_q
+// come behind them.
 constexpr int64_t kOwnFlags = 2;
-constexpr int64_t kFlags = kOwnFlags + 2;
+constexpr int64_t kFlags = kOwnFlags + kCounters + 1;
 
 // Tiles of a query head, with the one for no rows.
 int64_t tile_count(const ForwardParams& params, int rows) { return divide_up(params.q_len, rows) + 1; }
@@ -85,8 +86,8 @@ void Preprocess::place(const Places& places, CuPointer memory, BackwardCall& cal
                       .any_large = at<int>(memory, places.flags),
                       .any_empty = at<int>(memory, places.flags) + 1,
                       .out_residual = arguments.forward.residual ? arguments.forward.residual->data : nullptr,
-                      .next_block = at<int>(memory, places.flags) + 2,
-                      .nonfinite_keys = at<int>(memory, places.flags) + 3,
+                      .next_block = at<int>(memory, places.flags) + kOwnFlags,
+                      .nonfinite_keys = at<int>(memory, places.flags) + kOwnFlags + kCounters,
                       .last_adders = at<int>(memory, places.flags) + kFlags,
                       .d_q_sums = nullptr,
                       .rows = statistics_.tile,
