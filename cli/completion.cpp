@@ -112,7 +112,8 @@ std::string fish_words(const CLI::App& command, const std::string& seen) {
   std::string text;
   for (const CLI::Option* option : command.get_options()) {
     const std::vector<std::string> values = values_of(*option);
-    const std::string given = values.empty() ? "" : fmt::format(" -x -a {}", quoted(fmt::format("{}", fmt::join(values, " "))));
+    const std::string given =
+        values.empty() ? "" : fmt::format(" -x -a {}", quoted(fmt::format("{}", fmt::join(values, " "))));
     for (const std::string& name : option->get_lnames()) {
       text += fmt::format("{} -l {}{} -d {}\n", within, name, given, quoted(option->get_description()));
     }

@@ -608,7 +608,19 @@ def test_bias_by_hand_unchanged_is_fused():
     assert report.fused_count == 1 and 'gradients = "0 3"' in report.module, report
 
 
-def by_hand(q, k, v, d_out, flag, *, ds=lambda ds, s, p: ds, p_of_v=lambda p: p, sides=lambda q, k: (k, q), of_v=None, by_d_v=lambda d: d):
+def by_hand(
+    q,
+    k,
+    v,
+    d_out,
+    flag,
+    *,
+    ds=lambda ds, s, p: ds,
+    p_of_v=lambda p: p,
+    sides=lambda q, k: (k, q),
+    of_v=None,
+    by_d_v=lambda d: d,
+):
     """An attention and its hand-written gradients, with one thing changed."""
     s = jnp.einsum("bqhd,bkhd->bhqk", q, k) / 4
     p = jax.nn.softmax(jnp.where(jnp.tril(jnp.ones(s.shape[2:], bool)), s, -jnp.inf))

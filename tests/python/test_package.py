@@ -30,7 +30,9 @@ def test_a_missing_part_of_a_framework_is_named_itself(tmp_path):
 def test_an_old_jax_is_refused_by_name(tmp_path):
     (tmp_path / "jax.py").write_text("__version__, __version_info__ = '0.7.2', (0, 7, 2)")
     done = python("-c", OVERLAY + "import flashlift.jax", tmp_path)
-    expected = "ImportError: flashlift.jax is for jax 0.9.2 and later; this is jax 0.7.2. To go on, install such a jax: "
+    expected = (
+        "ImportError: flashlift.jax is for jax 0.9.2 and later; this is jax 0.7.2. To go on, install such a jax: "
+    )
     assert done.stderr.splitlines()[-1] == expected + "pip install 'flashlift[jax]'", done.stderr
 
 

@@ -28,9 +28,10 @@ XLA_FFI_Error* refuse_old_runtime(const XLA_FFI_Api* api) {
   return version.major_version == XLA_FFI_API_MAJOR && version.minor_version >= kOldestMinorVersion
              ? nullptr
              : failed_precondition(
-                   api, fmt::format("flashlift's handlers need XLA FFI {}.{} or a later {}.x, and this runtime has {}.{}",
-                                    XLA_FFI_API_MAJOR, kOldestMinorVersion, XLA_FFI_API_MAJOR, version.major_version,
-                                    version.minor_version));
+                   api,
+                   fmt::format("flashlift's handlers need XLA FFI {}.{} or a later {}.x, and this runtime has {}.{}",
+                               XLA_FFI_API_MAJOR, kOldestMinorVersion, XLA_FFI_API_MAJOR, version.major_version,
+                               version.minor_version));
 }
 
 XLA_FFI_Error* call_handler(XLA_FFI_CallFrame* frame, XLA_FFI_Handler* handler) {
