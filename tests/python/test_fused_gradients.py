@@ -132,7 +132,7 @@ def test_gradients_of_a_sum_of_the_output(wanted, with_output):
     grouped = lambda q, k, v: jax.nn.dot_product_attention(q, k, v, is_causal=True)
     heads = normal(2, 16, 6, 8), normal(2, 16, 2, 8), normal(2, 16, 2, 8)
     for attend, given in ((attention, operands()), (attention, equal), (grouped, heads), (grouped, equal)):
-        loss = lambda *qkv: attend(*qkv).mean()  # noqa: B023
+        loss = lambda *qkv: attend(*qkv).mean()
         report = run_both_ways((jax.value_and_grad if with_output else jax.grad)(loss, wanted), given)
         assert report.fused_count == (with_output or wanted != (2,)), report
 
