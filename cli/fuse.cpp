@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "cli/command.h"
+#include "cli/completion.h"
 #include "cli/fuse_report.h"
 #include "cli/input.h"
 #include "cli/output.h"
@@ -101,7 +102,7 @@ void add_fuse(CLI::App& app, Outcome& outcome) {
       ->add_option("--as", options->as,
                    "custom_call: runs if Flashlift's handler is registered; composite: runs anywhere, and keeps the "
                    "original as its decomposition")
-      ->check(CLI::IsMember({"custom_call", "composite"}))
+      ->check(one_of({"custom_call", "composite"}))
       ->option_text("TEXT [custom_call]");
   command->add_flag("--gradients", options->gradients,
                     "Fuse attention with its gradient if the module contains both, as custom calls");

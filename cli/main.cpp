@@ -2,6 +2,7 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+#include <poll.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -275,7 +276,10 @@ int flashlift_command_line(int argc, char** argv) {
     code = flashlift::cli::kBadInput;
   }
   if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) {
-    flashlift::cli::print_error("standard output could not be written in full; is the disk full?");
+    pollfd output = {STDOUT_FILENO, POLLOUT, 0};
+    const bool is_broken_pipe = poll(&output, 1, 0) == 1 && (output.revents & POLLERR) != 0;
+    flashlift::cli::print_error(is_broken_pipe ? "standard output was closed before all was written"
+                                               : "standard output could not be written in full; is the disk full?");
     return flashlift::cli::kBadInput;
   }
   return code;

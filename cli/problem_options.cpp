@@ -7,6 +7,7 @@
 #include <system_error>
 #include <vector>
 
+#include "cli/completion.h"
 #include "problem/word_texts.h"
 
 namespace flashlift::cli {
@@ -90,7 +91,7 @@ CLI::Option* add_seed(CLI::App& command, uint64_t& seed, const char* meaning) {
 void DataOptions::add_to(CLI::App& command) {
   add_seed(command, seed, "Of the random tensors");
   command.add_option("--layout", layout, "Order of the dimensions of q, k, v and out in memory: bhsd or bshd")
-      ->check(CLI::IsMember({"bhsd", "bshd"}))
+      ->check(one_of({"bhsd", "bshd"}))
       ->option_text("TEXT [bhsd]");
 }
 
@@ -109,7 +110,7 @@ Result<Inputs> DataOptions::draw(const Problem& problem) const {
 
 void DeviceOptions::add_to(CLI::App& command) {
   command.add_option("--device", device, "Where it runs: cpu or cuda")
-      ->check(CLI::IsMember({"cpu", "cuda"}))
+      ->check(one_of({"cpu", "cuda"}))
       ->option_text("TEXT [cpu]");
   command.add_option("--implementation", implementation, "This one or none; `flashlift explain` lists them");
 }

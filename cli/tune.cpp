@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "cli/command.h"
+#include "cli/completion.h"
 #include "cli/output.h"
 #include "cli/problem_options.h"
 #include "cli/progress.h"
@@ -118,10 +119,10 @@ void add_tune(CLI::App& app, Outcome& outcome) {
   auto options = std::make_shared<Options>();
   command->add_option("PROBLEMS", options->problems, "The problems, in one line each; see below")->required();
   command->add_option("--device", options->device, "Where they run: cpu or cuda")
-      ->check(CLI::IsMember({"cpu", "cuda"}))
+      ->check(one_of({"cpu", "cuda"}))
       ->option_text("TEXT [cpu]");
   command->add_option("--layout", options->layout, "Order of the dimensions of q, k, v and out in memory: bhsd or bshd")
-      ->check(CLI::IsMember({"bhsd", "bshd"}))
+      ->check(one_of({"bhsd", "bshd"}))
       ->option_text("TEXT [bhsd]");
   command->add_flag("--backward", options->backward, "Tune the backward pass, which is tuned separately");
   add_seconds(*command, options->seconds, "About how long to measure each");
@@ -129,7 +130,7 @@ void add_tune(CLI::App& app, Outcome& outcome) {
       ->add_option("--policy", options->policy,
                    "write: measure and store; read: measure only what is not stored, and store nothing; off: measure "
                    "only. By default FLASHLIFT_TUNING")
-      ->check(CLI::IsMember(policy_words()));
+      ->check(one_of(policy_words()));
   command->add_flag("--all", options->all, "Show all candidates");
   command->add_flag("--json", options->json, "Print one JSON object");
   command->footer(

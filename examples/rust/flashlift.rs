@@ -1,6 +1,7 @@
 //! What the example uses of `flashlift/flashlift.h` and `dlpack/dlpack.h`, written down by hand, and a safe layer over it.
 //! Structures begin with their size, so that what is declared here stays right when the library learns new fields.
-use std::ffi::{c_char, c_void, CStr, CString};
+use std::ffi::{c_void, CStr, CString};
+use std::os::raw::c_char; // std::ffi has it from Rust 1.64 on, and Debian 12 has 1.63
 use std::{mem, ptr};
 
 mod c {

@@ -108,8 +108,8 @@ class Attention {
 
   // Computes the gradients that the arguments request. prepare_backward(), or the first call that requests the
   // gradients of these captured tensors, generates the code for them, so that forward-only use costs nothing.
-  // Deterministic, like run(), except for the last bits of gradients of captured tensors on a GPU. Errors: those of
-  // verify(problem, arguments); kUnsupported with each implementation's reason if none accepts the call.
+  // Deterministic, like run(). Errors: those of verify(problem, arguments); kUnsupported with each implementation's
+  // reason if none accepts the call.
   Status run_backward(const BackwardArguments& arguments, const RunOptions& options = {}) const;
 
   const Problem& problem() const;

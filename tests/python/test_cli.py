@@ -78,21 +78,60 @@ def test_a_problem_without_quotes_is_answered_with_them(flashlift):
         assert_bad_input(flashlift(command, *words, "--json"), 'in quotes: "attn h2 s8 d8 causal window=4,0"')
 
 
+COMPLETED = [
+    ("flashlift ", SUBCOMMANDS),
+    ("flashlift ru", ["run"]),
+    ("flashlift run ", ["--check", "--json"]),
+    ("flashlift run --dev", ["--device"]),
+    ("flashlift run --device ", ["cpu", "cuda"]),
+    ("flashlift run --device=c", ["cpu", "cuda"]),
+    ("flashlift fuse in.mlir --as ", ["custom_call", "composite"]),
+    ("flashlift cache ", ["list", "clear"]),
+    ("flashlift cache li", ["list"]),
+    ("flashlift cache list --", ["--json"]),
+    ("flashlift completion ", ["bash", "zsh", "fish"]),
+]
+
+
 def test_shells_complete_subcommands_and_options(flashlift):
     done = flashlift("completion", "bash")
     assert done.returncode == 0 and done.stderr == ""
-    ask = 'COMP_WORDS=({words} ""); COMP_CWORD={at}; _flashlift; echo "${{COMPREPLY[@]}}"'
-    for words, expected in [("flashlift", SUBCOMMANDS), ("flashlift run", ["--check", "--json"])]:
-        script = done.stdout + ask.format(words=words, at=len(words.split()))
+    for line, expected in COMPLETED:
+        words = line.replace("=", " = ").split(" ")  # as bash splits a line
+        ask = f"COMP_WORDS=({' '.join(one or repr('') for one in words)}); COMP_CWORD={len(words) - 1}; _flashlift\n"
+        script = done.stdout + ask + 'echo "${COMPREPLY[@]}"'
         found = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True).stdout.split()
-        assert set(expected) <= set(found)
+        assert set(expected) <= set(found), (line, found)
+        assert all(one.startswith(words[-1]) for one in found), (line, found)
+    assert "--check" not in found and "list" not in found
     assert "bashcompinit" in flashlift("completion", "zsh").stdout
     lines = flashlift("completion", "fish").stdout.splitlines()
     within = "complete -c flashlift -n '__fish_seen_subcommand_from "
     assert any(one.startswith(f"{within}run' -l check -d '") for one in lines)
+    assert any(one.startswith(f"{within}run' -l device -x -a 'cpu cuda' -d '") for one in lines)
     assert any(one.startswith(f"{within}cache' -f -a list -d '") for one in lines)
+    assert any(one.startswith(f"{within}cache; and __fish_seen_subcommand_from list' -l json -d '") for one in lines)
     assert any(one.startswith("complete -c flashlift -n __fish_use_subcommand -f -a run -d '") for one in lines)
     assert_bad_input(flashlift("completion", "tcsh"), "tcsh", "bash")
+
+
+@pytest.mark.skipif(shutil.which("fish") is None, reason="needs fish: apt-get install fish")
+@pytest.mark.parametrize("line, expected", [one for one in COMPLETED if one[0][-1] != " " or one[1][0][0] != "-"])
+def test_fish_completes(flashlift, tmp_path, line, expected):
+    """It lists options after a dash only."""
+    script = flashlift("completion", "fish").stdout + f"complete -C {line!r}"
+    environment = os.environ | {"HOME": str(tmp_path)}
+    done = subprocess.run(["fish", "-c", script], capture_output=True, text=True, env=environment, cwd=tmp_path)
+    found = [one.split("\t")[0].rpartition("=")[2] for one in done.stdout.splitlines()]
+    assert done.stderr == "" and set(expected) <= set(found), (done.stderr, found)
+
+
+@pytest.mark.skipif(shutil.which("zsh") is None, reason="needs zsh: apt-get install zsh")
+def test_zsh_takes_its_completion_without_set_up(flashlift, tmp_path):
+    script = flashlift("completion", "zsh").stdout + "print ${_comps[flashlift]}"
+    environment = os.environ | {"HOME": str(tmp_path), "ZDOTDIR": str(tmp_path)}
+    done = subprocess.run(["zsh", "-f", "-c", script], capture_output=True, text=True, env=environment)
+    assert done.stderr == "" and "_bash_complete" in done.stdout, done
 
 
 def test_unknown_option_names_the_subcommand_to_ask(flashlift):
@@ -106,6 +145,7 @@ def test_unknown_option_names_the_subcommand_to_ask(flashlift):
     assert_bad_input(flashlift("compile", "attn h1 s8 d8", "--arch=90"), "did you mean `--architecture`?")
     assert_bad_input(flashlift("--versoin"), "--versoin is not an option of flashlift; did you mean `--version`?")
     assert_bad_input(flashlift("--json", "info"), "--json stands before the subcommand", "flashlift info ...")
+    assert_bad_input(flashlift("run", "attn h1 s8 d8", "--device=gpu"), "--device: expected cpu or cuda, got gpu")
 
 
 def test_missing_and_unexpected_arguments_in_words(flashlift, tmp_path):

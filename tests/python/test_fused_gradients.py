@@ -124,6 +124,19 @@ def test_any_of_the_gradients(wanted, with_output):
     assert report.fused_count == (with_output or wanted != (2,)), report
 
 
+@pytest.mark.parametrize("with_output", [True, False])
+@pytest.mark.parametrize("wanted", [(0,), (2,), (0, 1, 2)])
+def test_gradients_of_a_sum_of_the_output(wanted, with_output):
+    """The gradient of the output is a constant, and its products look like sums of the other operand."""
+    equal = (normal(8, 8, 8, 8),) * 3  # no dimension is known by its size
+    grouped = lambda q, k, v: jax.nn.dot_product_attention(q, k, v, is_causal=True)
+    heads = normal(2, 16, 6, 8), normal(2, 16, 2, 8), normal(2, 16, 2, 8)
+    for attend, given in ((attention, operands()), (attention, equal), (grouped, heads), (grouped, equal)):
+        loss = lambda *qkv: attend(*qkv).mean()
+        report = run_both_ways((jax.value_and_grad if with_output else jax.grad)(loss, wanted), given)
+        assert report.fused_count == (with_output or wanted != (2,)), report
+
+
 def test_rows_without_keys():
     keep = jnp.asarray(RNG.random((2, 1, 20, 24)) > 0.4).at[0, 0, 3].set(False)
     uniform = with_gradients(lambda q, k, v, keep: attention(q, k, v, keep, -1e30), 3)
@@ -595,12 +608,24 @@ def test_bias_by_hand_unchanged_is_fused():
     assert report.fused_count == 1 and 'gradients = "0 3"' in report.module, report
 
 
-def by_hand(q, k, v, d_out, flag, *, ds=lambda ds, s, p: ds, p_of_v=lambda p: p, sides=lambda q, k: (k, q), of_v=None):
+def by_hand(
+    q,
+    k,
+    v,
+    d_out,
+    flag,
+    *,
+    ds=lambda ds, s, p: ds,
+    p_of_v=lambda p: p,
+    sides=lambda q, k: (k, q),
+    of_v=None,
+    by_d_v=lambda d: d,
+):
     """An attention and its hand-written gradients, with one thing changed."""
     s = jnp.einsum("bqhd,bkhd->bhqk", q, k) / 4
     p = jax.nn.softmax(jnp.where(jnp.tril(jnp.ones(s.shape[2:], bool)), s, -jnp.inf))
     out = jnp.einsum("bhqk,bkhd->bqhd", p, v)
-    d_v = jnp.einsum("bhqk,bqhd->bkhd", p_of_v(p), d_out)
+    d_v = jnp.einsum("bhqk,bqhd->bkhd", p_of_v(p), by_d_v(d_out))
     d_p = jnp.einsum("bqhd,bkhd->bhqk", d_out, v if of_v is None else of_v(v))
     d_s = ds(p * (d_p - jnp.sum(p * d_p, -1, keepdims=True)), s, p) / 4
     for_q, for_k = sides(q, k)
@@ -623,11 +648,18 @@ NEAR_MISSES = {
     "shifted_keys": {"sides": lambda q, k: (jnp.roll(k, 1, 1), q)},
     "doubled_queries": {"sides": lambda q, k: (k, 2 * q)},
     "other_values": {"of_v": lambda v: v[:, ::-1]},
+    "two_gradients_of_the_output": {"by_d_v": lambda d_out: 2 * d_out},
 }
 
 
+def with_constant(function):
+    """The function with a constant as the gradient of the output."""
+    return lambda q, k, v, d_out, flag: function(q, k, v, jnp.full_like(d_out, 0.5), flag)
+
+
+@pytest.mark.parametrize("way", [lambda f: f, with_constant], ids=["given", "constant"])
 @pytest.mark.parametrize("name", NEAR_MISSES)
-def test_near_miss_is_left_alone(name):
+def test_near_miss_is_left_alone(name, way):
     change = dict(NEAR_MISSES[name])
     function = functools.partial(by_hand, **{k: v for k, v in change.items() if v != "flag"})
     if "flag" in change.values():
@@ -635,11 +667,12 @@ def test_near_miss_is_left_alone(name):
             q, k, v, d_out, flag, ds=lambda ds, s, p: jnp.where(flag, ds, 0)
         )
     given = (*operands(20, 20), normal(2, 20, 3, 8), jnp.array(True))
-    report = run_both_ways(function, given)
+    report = run_both_ways(way(function), given)
     assert report.fused_count == 0, report
     assert all(candidate.reason for candidate in report.candidates)
 
 
-def test_by_hand_unchanged_is_fused():
-    report = run_both_ways(by_hand, (*operands(20, 20), normal(2, 20, 3, 8), jnp.array(True)))
+@pytest.mark.parametrize("way", [lambda f: f, with_constant], ids=["given", "constant"])
+def test_by_hand_unchanged_is_fused(way):
+    report = run_both_ways(way(by_hand), (*operands(20, 20), normal(2, 20, 3, 8), jnp.array(True)))
     assert report.fused_count == 1, report

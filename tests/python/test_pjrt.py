@@ -158,6 +158,7 @@ def test_modules(plugin, modules, tmp_path):
     told = read_report(report)
     assert [entry["fused"] for entry in told] == [counts[name] for name in sorted(counts)]
     assert all(bool(entry["reason"]) == (entry["fused"] == 0) and not entry["failed"] for entry in told)
+    assert all(entry["module"].startswith("jit_") for entry in told if entry["fused"])  # also of bytecode
     with np.load(tmp_path / "unfused.npz") as unfused, np.load(tmp_path / "fused.npz") as fused:
         assert sorted(unfused.files) == sorted(fused.files)
         for name in unfused.files:

@@ -11,6 +11,8 @@
 It works on CPUs and NVIDIA GPUs. On other platforms a fused function runs unchanged, and its report says so.
 """
 
+import flashlift.jax._version  # noqa: F401, I001 - first, as it refuses versions that the rest does not know
+
 from flashlift.jax._adapters import equinox_attention_fn, flax_attention_fn, haiku_attention_fn
 from flashlift.jax._attention import attention
 from flashlift.jax._config import (

@@ -6,7 +6,12 @@ flashlift.torch builds on internals, which may change with every minor version. 
 
 import re
 
-import torch
+try:
+    import torch
+except ModuleNotFoundError as error:
+    if error.name != "torch":
+        raise
+    raise ModuleNotFoundError("flashlift.torch needs PyTorch: pip install 'flashlift[torch]'", name="torch") from None
 
 OLDEST, NEWEST = (2, 9), (2, 15)
 

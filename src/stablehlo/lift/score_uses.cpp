@@ -166,13 +166,20 @@ ScoreUses UseReader::read() {
       if (plane_.is_output(user) || is_dead(user) || (is_given && !llvm::is_contained(given_, user))) {
         continue;
       }
-      if (is_product(user) && !side_summed_by_product(user)) {
+      // A product that sums the scores over more than the keys may be the gradient of the values: the gradient of a
+      // loss that sums the output is a constant.
+      const bool is_sum = side_summed_by_product(user).has_value();
+      if (uses_.values.contains(user) || uses_.ends.contains(user)) {
+        continue;
+      }
+      if ((!is_product(user) || is_sum) && read_user(user, op)) {
+        stack.push_back(user);
+      } else if (is_product(user)) {
+        uses_.ends.erase(user);
         uses_.exits.push_back({.product = user,
                                .side = use.getOperandNumber(),
                                .plane_indices = uses_.values[op].indices,
                                .formula = uses_.values[op].formula});
-      } else if (!uses_.values.contains(user) && !uses_.ends.contains(user) && read_user(user, op)) {
-        stack.push_back(user);
       }
     }
   }

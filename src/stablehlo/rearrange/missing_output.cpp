@@ -16,12 +16,26 @@ struct Behind {
   std::vector<mlir::Operation*> products;
 };
 
+constexpr size_t kFarthest = 300;
+
+// Whether the product sums exponentials, as a row sum does. One that sums something else may multiply the values with a
+// constant gradient of the output.
+bool sums_exponentials(mlir::Operation* product) {
+  const auto side = side_summed_by_product(product);
+  return side && any_operation({product->getOperand(*side).getDefiningOp()}, kFarthest,
+                               [](mlir::Operation* op, OperationStack& stack) {
+                                 if (!is_product(op) || side_summed_by_product(op)) {
+                                   push_definitions(op, stack);
+                                 }
+                                 return kind(op) == OpKind::kExponential;
+                               });
+}
+
 // The exponentials that a value depends on, up to the nearest products, and these products.
 Behind behind(mlir::Value value) {
-  constexpr size_t kFarthest = 300;
   Behind found;
   any_operation({value.getDefiningOp()}, kFarthest, [&](mlir::Operation* op, OperationStack& stack) {
-    if (is_product(op) && !side_summed_by_product(op)) {
+    if (is_product(op) && !sums_exponentials(op)) {
       found.products.push_back(op);
       return false;
     }
@@ -95,6 +109,16 @@ mlir::Operation* output_of(mlir::OpBuilder& builder, mlir::Value probabilities, 
                mlir::TypeRange(type.clone(sizes)), named(builder, "dot_dimension_numbers", text));
 }
 
+// The permutation with which a transpose gives the product's result this shape; empty if the result has it already.
+std::optional<llvm::ArrayRef<int64_t>> permutation_to(mlir::Operation* product, llvm::ArrayRef<int64_t> wanted) {
+  for (mlir::Operation* user : product->getUsers()) {
+    if (kind(user) == OpKind::kTranspose && shape(user->getResult(0)) == wanted) {
+      return permutation(user);
+    }
+  }
+  return shape(product->getResult(0)) == wanted ? std::optional(llvm::ArrayRef<int64_t>()) : std::nullopt;
+}
+
 }  // namespace
 
 std::optional<Rearrangement> add_missing_output(mlir::Operation* product) {
@@ -109,9 +133,9 @@ std::optional<Rearrangement> add_missing_output(mlir::Operation* product) {
       const Behind of_scores = behind(numerator);
       const int64_t key = sum ? sum->dim : static_cast<int64_t>(shape(numerator).size()) - 1;
       for (mlir::Operation* gradient : parts.products) {
+        const auto order = permutation_to(gradient, shape(numerator));
         if (llvm::is_contained(of_scores.products, gradient) || kind(gradient) != OpKind::kDotGeneral || key < 0 ||
-            shape(gradient->getResult(0)) != shape(numerator) || exponential->getBlock() != product->getBlock() ||
-            gradient->getBlock() != product->getBlock()) {
+            !order || exponential->getBlock() != product->getBlock() || gradient->getBlock() != product->getBlock()) {
           continue;
         }
         mlir::OpBuilder builder(product);
@@ -133,7 +157,9 @@ std::optional<Rearrangement> add_missing_output(mlir::Operation* product) {
                               ->getResult(0);
         }
         Rearrangement found;
-        found.product = output_of(builder, probabilities, key, gradient);
+        probabilities = transpose(builder, product->getLoc(), probabilities, inverse(*order));
+        found.product =
+            output_of(builder, probabilities, order->empty() ? key : (*order)[static_cast<size_t>(key)], gradient);
         for (mlir::Operation* op = before == nullptr ? &product->getBlock()->front() : before->getNextNode();
              op != product; op = op->getNextNode()) {
           found.added.push_back(op);

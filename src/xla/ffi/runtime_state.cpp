@@ -23,18 +23,25 @@ XLA_FFI_Metadata_Extension* metadata_of(XLA_FFI_CallFrame* frame) {
 
 }  // namespace
 
+XLA_FFI_Error* refuse_old_runtime(const XLA_FFI_Api* api) {
+  const XLA_FFI_Api_Version& version = api->api_version;
+  return version.major_version == XLA_FFI_API_MAJOR && version.minor_version >= kOldestMinorVersion
+             ? nullptr
+             : failed_precondition(
+                   api,
+                   fmt::format("flashlift's handlers need XLA FFI {}.{} or a later {}.x, and this runtime has {}.{}",
+                               XLA_FFI_API_MAJOR, kOldestMinorVersion, XLA_FFI_API_MAJOR, version.major_version,
+                               version.minor_version));
+}
+
 XLA_FFI_Error* call_handler(XLA_FFI_CallFrame* frame, XLA_FFI_Handler* handler) {
   XLA_FFI_Metadata_Extension* metadata = metadata_of(frame);
   if (metadata == nullptr) {
     return handler(frame);
   }
   // Checked before the handler writes its metadata: an older runtime's structure has no room for the state's type.
-  const XLA_FFI_Api_Version& version = frame->api->api_version;
-  if (version.major_version != XLA_FFI_API_MAJOR || version.minor_version < kOldestMinorVersion) {
-    return failed_precondition(
-        frame->api, fmt::format("flashlift's handlers need XLA FFI {}.{} or a later {}.x, and this runtime has {}.{}",
-                                XLA_FFI_API_MAJOR, kOldestMinorVersion, XLA_FFI_API_MAJOR, version.major_version,
-                                version.minor_version));
+  if (XLA_FFI_Error* error = refuse_old_runtime(frame->api); error != nullptr) {
+    return error;
   }
   XLA_FFI_Error* error = handler(frame);
   metadata->metadata->api_version.minor_version = kOldestMinorVersion;

@@ -82,9 +82,16 @@ static_assert(XLA_FFI_API_MAJOR == 0 && XLA_FFI_API_MINOR >= kOldestMinorVersion
 
 XLA_FFI_Error* call_handler(XLA_FFI_CallFrame* frame, XLA_FFI_Handler* handler);
 
-// The same for an instantiate stage: registers the type of its state with the runtime first.
+// NULL, or an error if the runtime's FFI is older than that.
+XLA_FFI_Error* refuse_old_runtime(const XLA_FFI_Api* api);
+
+// The same for an instantiate stage: registers the type of its state with the runtime first. An old runtime is refused
+// before that, because it takes other arguments there: that of JAX 0.7 crashed.
 template <typename T>
 XLA_FFI_Error* call_instantiate(XLA_FFI_CallFrame* frame, std::string_view name, XLA_FFI_Handler* handler) {
+  if (XLA_FFI_Error* error = refuse_old_runtime(frame->api); error != nullptr) {
+    return error;
+  }
   if (XLA_FFI_Error* error = StateType<T>::register_with(frame->api, name); error != nullptr) {
     return error;
   }

@@ -17,13 +17,13 @@
 namespace flashlift::pjrt {
 namespace {
 
-// The reason in one line; the report has the reasons of all candidates.
+// The reason in one line, with the place: modules in bytecode have no name here. The report has all candidates.
 std::string why_none(const std::string& candidates) {
   const nlohmann::json all = nlohmann::json::parse(candidates, nullptr, /*allow_exceptions=*/false);
   if (!all.is_array() || all.empty()) {
     return "no attention was found";
   }
-  const std::string reason = all[0].value("reason", "");
+  const std::string reason = fmt::format("{} (at {})", all[0].value("reason", ""), all[0].value("location", ""));
   return all.size() == 1 ? reason
                          : fmt::format("none of {} candidates could be fused; the first: {}", all.size(), reason);
 }
@@ -55,6 +55,9 @@ Status fuse(std::string_view module, int64_t partitions, Rewritten& rewritten) {
   size_t size = 0;
   const char* code = fuser->module(fused, &size);
   rewritten.code = {code, size};
+  if (report.module.empty()) {  // the program was bytecode
+    report.module = name_of(rewritten.code);
+  }
   return {};
 }
 

@@ -138,7 +138,7 @@ std::string form_of(std::string_view module) {
 std::string name_of(std::string_view module) {
   constexpr std::string_view kBefore = "module @";
   constexpr std::string_view kPlain = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_$.-";
-  const std::string_view head = module.substr(0, 4096);
+  const std::string_view head = module.substr(0, 1 << 20);  // JAX's locations, a line each, may come before
   const size_t at = is_bytecode(module) ? std::string_view::npos : head.find(kBefore);
   if (at == std::string_view::npos) {
     return "";

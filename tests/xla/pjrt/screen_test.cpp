@@ -21,6 +21,7 @@ TEST(Screen, TellsFormsApart) {
 
 TEST(Screen, FindsTheModulesName) {
   EXPECT_EQ(name_of("#loc = loc(unknown)\nmodule @jit_f.1 attributes {a = 1 : i32} {}"), "jit_f.1");
+  EXPECT_EQ(name_of(std::string(100'000, '#') + "\nmodule @jit_f {}"), "jit_f");
   EXPECT_EQ(name_of("module {}"), "");
   EXPECT_EQ(name_of("module @"), "");
   EXPECT_EQ(name_of("ML\xefR\x0dmodule @x"sv), "");

@@ -25,7 +25,8 @@ def seed_of_part(words: jax.Array, axes: Mapping[str, Any], sizes: Mapping[str, 
     the part's sizes. words: the seed words of the whole, which may be a part itself."""
     origin = jnp.zeros(2, jnp.uint32) if words.shape == (2,) else words[2:]
     offsets = [jax.lax.axis_index(axes[one]) * sizes[one] if axes[one] else jnp.int32(0) for one in "bh"]
-    return SeedOfPart(jnp.concatenate([words[:2], origin + jnp.stack(offsets).astype(jnp.uint32)]))
+    # jnp.concatenate asks for the value of `words`; in JAX 0.9's eager shard_map on explicit meshes this fails.
+    return SeedOfPart(jax.lax.concatenate([words[:2], origin + jnp.stack(offsets).astype(jnp.uint32)], 0))
 
 
 def seed_words(seed: jax.Array | int | SeedOfPart) -> jax.Array:
