@@ -50,8 +50,8 @@ struct Sm90BackwardKernel {
   int tables = 0;  // of elements
   bool diagonals = false;
   int64_t table_bytes = 0;  // of shared memory, for each table of elements (kernels/common/block_sums.cuh)
-  bool roles = false;   // a warpgroup for each of the two sums, in clusters of two blocks (backward_keys_roles.cu)
-  bool planes = false;  // sums for planes only (kernels/sm90/backward_planes.cu)
+  bool roles = false;       // a warpgroup for each of the two sums, in clusters of two blocks (backward_keys_roles.cu)
+  bool planes = false;      // sums for planes only (kernels/sm90/backward_planes.cu)
 };
 
 struct Sm90Backward {
