@@ -595,6 +595,7 @@ std::vector<std::string> postprocess_definitions(const Problem& problem, bool ro
           fmt::format("-DFL_ROW_TILES={:d}", row_tiles),
           "-DFL_MAXIMUM_LAG=0",
           "-DFL_SPLIT=0",
+          "-DFL_NORMALIZE=1",
           "-DFL_CAPTURE_COUNT=0"};
 }
 

@@ -78,7 +78,6 @@ std::vector<CaptureLoad> capture_loads(const Problem& problem, const score::Deri
     if (!any(motion.score)) {
       if (!any(motion.kv)) {
         found.sum = CaptureSum::kRow;
-        found.cancels = !motion.score[derived.weight];
       } else if (!any(motion.q)) {
         found.sum = CaptureSum::kKey;
       } else if (!has_diagonal && std::ranges::all_of(load.operands, [&](ValueId id) { return distance[id]; })) {
@@ -100,6 +99,9 @@ std::vector<CaptureLoad> capture_loads(const Problem& problem, const score::Deri
                              may_have_few_elements(program.captures[static_cast<size_t>(load.payload)], found.moves);
       found.table = has_table ? tables++ : -1;
     }
+    // (An index of an element may be the same for a whole row, too: one that is clamped, for example.)
+    found.cancels =
+        (found.sum == CaptureSum::kRow || found.sum == CaptureSum::kElement) && !motion.score[derived.weight];
     loads.push_back(found);
   }
   return loads;
