@@ -135,7 +135,12 @@ def main():
         folder = options.build.resolve() / "versions" / f"{options.framework}-{version}"
         print(f"==> {options.framework} {version}", flush=True)
         if not folder.exists():
-            install(python, options.framework, version, folder)
+            try:
+                install(python, options.framework, version, folder)
+            except subprocess.CalledProcessError:  # pip has said why
+                shutil.rmtree(folder, ignore_errors=True)
+                failed.append(f"{version} (not installed)")
+                continue
         environment = os.environ | {"PYTHONPATH": str(folder)}
         code = f"import {options.framework} as one; assert one.__version__.split('+')[0] == {version!r}, one.__file__"
         run(python, "-c", code, env=environment)
