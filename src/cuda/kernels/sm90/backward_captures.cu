@@ -81,10 +81,7 @@ template <typename Consume>
 __device__ __forceinline__ void run_block(unsigned char* shared_memory, const ForwardParams& params,
                                           const RowTiles& tiles, const TensorMap& d_out_map, const Consume& consume) {
   const SharedLayout shared = shared_layout(shared_address(shared_memory));
-  if (threadIdx.x == 0) {
-    init_barriers(shared);
-  }
-  begin(params, d_out_map);
+  begin(shared, params, d_out_map);
   const QueryTile tile = query_tile(params, blockIdx.x);
   const int warpgroup = __shfl_sync(0xffffffff, threadIdx.x / 128, 0);
   if (warpgroup == 0) {
@@ -193,10 +190,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
                             const __grid_constant__ TensorMap d_out_map) {
   extern __shared__ __align__(1024) unsigned char shared_memory[];
   const SharedLayout shared = shared_layout(shared_address(shared_memory));
-  if (threadIdx.x == 0) {
-    init_barriers(shared);
-  }
-  begin(params, d_out_map);
+  begin(shared, params, d_out_map);
   const KeyTile keys = key_tile<FL_BLOCK_M>(params, backward, blockIdx.x);
   const int warpgroup = __shfl_sync(0xffffffff, threadIdx.x / 128, 0);
   if (warpgroup == 0) {

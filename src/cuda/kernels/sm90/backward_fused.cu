@@ -480,14 +480,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   }
   extern __shared__ __align__(1024) unsigned char shared_memory[];
   const SharedLayout shared = shared_layout(shared_address(shared_memory));
-  if (threadIdx.x == 0) {
-    init_barriers(shared);
-    prefetch_map(params.q_map);
-    prefetch_map(params.k_map);
-    prefetch_map(params.v_map);
-    prefetch_map(d_out_map);
-  }
-  __syncthreads();
+  begin(shared, params, d_out_map);
   const int warpgroup = __shfl_sync(0xffffffff, threadIdx.x / 128, 0);
   if (warpgroup == 0) {
     registers_decrease<FL_PRODUCER_REGISTERS>();

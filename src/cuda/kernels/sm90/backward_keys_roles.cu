@@ -213,8 +213,7 @@ __device__ __forceinline__ void for_each_tile(RoleConsumer& consumer, const Forw
                                               const Use& use) {
 #pragma unroll 1
   for (u32 turn = 0;; ++turn) {
-    barrier_wait(shared.rows_full, turn % 2);
-    const int index = load_shared_once(shared.row_tiles + 4 * (turn % 2));
+    const int index = wait_for_rows(shared, turn);
     if (index == kNoRows) {
       break;
     }
@@ -236,14 +235,7 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kThreads,
   }
   extern __shared__ __align__(1024) unsigned char shared_memory[];
   const SharedLayout shared = shared_layout(shared_address(shared_memory));
-  if (threadIdx.x == 0) {
-    init_barriers(shared);
-    prefetch_map(params.q_map);
-    prefetch_map(params.k_map);
-    prefetch_map(params.v_map);
-    prefetch_map(d_out_map);
-  }
-  __syncthreads();
+  begin(shared, params, d_out_map);
   cluster_sync();
   const u32 rank = cluster_rank();
   const int warpgroup = __shfl_sync(0xffffffff, threadIdx.x / 128, 0);

@@ -225,6 +225,31 @@ __device__ __forceinline__ void init_barriers(const SharedLayout& shared) {
   barrier_init_fence();
 }
 
+// After the barriers have been initialised by the block's first thread.
+__device__ __forceinline__ void begin(const ForwardParams& params, const TensorMap& d_out_map) {
+  if (threadIdx.x == 0) {
+    prefetch_map(params.q_map);
+    prefetch_map(params.k_map);
+    prefetch_map(params.v_map);
+    prefetch_map(d_out_map);
+  }
+  __syncthreads();
+}
+// And initialises them.
+__device__ __forceinline__ void begin(const SharedLayout& shared, const ForwardParams& params,
+                                      const TensorMap& d_out_map) {
+  if (threadIdx.x == 0) {
+    init_barriers(shared);
+  }
+  begin(params, d_out_map);
+}
+
+// For consumers: the number of a turn's tile of rows, or kNoRows, when the rows are there.
+__device__ __forceinline__ int wait_for_rows(const SharedLayout& shared, u32 turn) {
+  barrier_wait(shared.rows_full, turn % 2);
+  return load_shared_once(shared.row_tiles + 4 * (turn % 2));
+}
+
 // One arrival a warp. All lanes' reads come before it.
 __device__ __forceinline__ void release(u32 barrier) {
   __syncwarp();
