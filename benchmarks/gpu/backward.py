@@ -5,9 +5,9 @@
 
 Peers: cuDNN and FlashAttention-2 through torch's autograd, FlashAttention-4 and FlexAttention's FLASH backend where
 flash-attn-4 is installed, FlexAttention with its Triton backend. Every kernel's gradients are judged first
-(benchmarks/golden.py; of large ones, some rows of all heads): one that is wrong is named, and the exit code is 1. Rounds
-go through all in turn; a figure is the median. TFLOP/s count five products of the score plane (half of it for causal; otherwise of
-the 128 x 128 blocks that hold a kept score), whatever a kernel computes.
+(benchmarks/golden.py; of large ones, some rows of all heads): one that is wrong is named, and the exit code is 1.
+Rounds go through all in turn; a figure is the median. TFLOP/s count five products of the score plane (half of it for
+causal; otherwise of the 128 x 128 blocks that hold a kept score), whatever a kernel computes.
 
 The suite `captures` adds the gradient of a tensor that the score_mod captures, through flashlift.torch and PyTorch's
 flex_attention.
