@@ -5,12 +5,12 @@
 
 --cases measures those alone whose names hold one of these, such as `D64,S1024 causal`. --implementation cuda_sm80
 measures the portable kernels, which every GPU but Hopper runs, beside FlashAttention-2, which is made of the same
-instructions. Peers: cuDNN and FlashAttention-2 through torch, FlashAttention-4 and FlexAttention's FLASH backend where
-flash-attn-4 is installed, FlexAttention with its Triton backend. Every kernel's output is judged first
-(benchmarks/golden.py; of large ones, some rows): one that is wrong is named, and the exit code is 1. Rounds go through all kernels in turn, so
-that a GPU that clocks down slows all of them; a figure is the median. Inputs are random: zeros draw less power and run
-faster. TFLOP/s count the products of the score plane (half of it for causal); for other masks, those of the 128 x 128
-blocks that hold a kept score, as FlexAttention's block mask has them.
+instructions. Peers: cuDNN and FlashAttention-2 through torch, FlashAttention-4 and FlexAttention's FLASH backend
+where flash-attn-4 is installed, FlexAttention with its Triton backend. Every kernel's output is judged first
+(benchmarks/golden.py; of large ones, some rows): one that is wrong is named, and the exit code is 1. Rounds go
+through all kernels in turn, so that a GPU that clocks down slows all of them; a figure is the median. Inputs are
+random: zeros draw less power and run faster. TFLOP/s count the products of the score plane (half of it for causal);
+for other masks, those of the 128 x 128 blocks that hold a kept score, as FlexAttention's block mask has them.
 """
 
 import argparse
