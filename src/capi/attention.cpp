@@ -15,6 +15,7 @@
 #include "problem/verify_tensor.h"
 #include "score/operation.h"
 #include "support/error.h"
+#include "support/forever.h"
 #include "support/version.h"
 
 struct FlashliftAttention {
@@ -353,7 +354,7 @@ int32_t flashlift_api_version(void) { return FLASHLIFT_API_VERSION; }
 const char* flashlift_version(void) { return flashlift::version(); }
 
 const char* flashlift_operations(void) {
-  static const std::string text = flashlift::score::operations_as_json();
+  static const std::string& text = flashlift::forever(flashlift::score::operations_as_json());
   return text.c_str();
 }
 

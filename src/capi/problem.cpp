@@ -7,6 +7,7 @@
 #include "problem/problem_text.h"
 #include "problem/word_texts.h"
 #include "support/error.h"
+#include "support/forever.h"
 
 struct FlashliftProblem {
   std::string json;
@@ -40,7 +41,7 @@ Status expand(const char* text, FlashliftProblem** result) {
 extern "C" {
 
 const char* flashlift_problem_words(void) {
-  static const std::string text = flashlift::problem::words_as_json();
+  static const std::string& text = flashlift::forever(flashlift::problem::words_as_json());
   return text.c_str();
 }
 

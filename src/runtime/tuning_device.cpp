@@ -5,6 +5,7 @@
 #include "runtime/simplified.h"
 #include "support/environment.h"
 #include "support/error.h"
+#include "support/forever.h"
 #include "support/processor.h"
 #ifdef FLASHLIFT_HAS_CPU
 #include "plan/cpu_list.h"
@@ -17,7 +18,7 @@ namespace flashlift::runtime {
 
 Result<std::string> tuning_device(DeviceKind device, [[maybe_unused]] int ordinal) {
   if (device == DeviceKind::kCpu) {
-    static const std::string name = processor_name();
+    static const std::string& name = forever(processor_name());
     const int threads = wanted_thread_count().value_or(static_cast<int>(std::thread::hardware_concurrency()));
     return fmt::format("{}, {} threads", name, threads);
   }

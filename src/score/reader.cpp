@@ -8,6 +8,7 @@
 #include "score/sizes.h"
 #include "score/verify.h"
 #include "support/error.h"
+#include "support/forever.h"
 
 namespace flashlift {
 namespace {
@@ -16,14 +17,14 @@ using score::Lexer;
 using score::TokenKind;
 
 const std::unordered_map<std::string_view, Op>& ops_by_name() {
-  static const auto* table = [] {
-    auto* made = new std::unordered_map<std::string_view, Op>;
+  static const auto& table = forever([] {
+    std::unordered_map<std::string_view, Op> made;
     for (int i = 0; i < kOpCount; ++i) {
-      made->emplace(info(static_cast<Op>(i)).name, static_cast<Op>(i));
+      made.emplace(info(static_cast<Op>(i)).name, static_cast<Op>(i));
     }
     return made;
-  }();
-  return *table;
+  }());
+  return table;
 }
 
 template <typename T>

@@ -13,6 +13,7 @@
 #include "support/environment.h"
 #include "support/error.h"
 #include "support/files.h"
+#include "support/forever.h"
 #include "support/hash.h"
 #include "support/log.h"
 
@@ -131,7 +132,7 @@ std::optional<std::string> packaged_cubin(const std::filesystem::path& folder, c
 }
 
 Result<std::shared_ptr<const std::string>> cached_cubin(const KernelSource& source) {
-  static const std::filesystem::path packaged = packaged_folder();
+  static const std::filesystem::path& packaged = forever(packaged_folder());
   if (std::optional<std::string> cubin = packaged_cubin(packaged, source)) {
     log(LogLevel::kInfo, "{}: from {}", source.name, packaged.string());
     return std::make_shared<const std::string>(std::move(*cubin));

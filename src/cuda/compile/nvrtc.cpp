@@ -11,6 +11,7 @@
 #include "cuda/compile/nvrtc_files.h"
 #include "support/environment.h"
 #include "support/error.h"
+#include "support/forever.h"
 #include "support/log.h"
 #include "support/shared_library.h"
 
@@ -56,7 +57,7 @@ struct Nvrtc::Functions {
 };
 
 Result<const Nvrtc*> Nvrtc::get() {
-  static const Result<const Nvrtc*> loaded = load();
+  static const Result<const Nvrtc*>& loaded = forever(load());
   return loaded;
 }
 

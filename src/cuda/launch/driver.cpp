@@ -3,6 +3,7 @@
 #include <dlfcn.h>
 
 #include "support/error.h"
+#include "support/forever.h"
 
 namespace flashlift::cuda {
 namespace {
@@ -85,7 +86,7 @@ Result<const Driver*> load() {
 }  // namespace
 
 Result<const Driver*> Driver::get() {
-  static const Result<const Driver*> loaded = load();
+  static const Result<const Driver*>& loaded = forever(load());
   return loaded;
 }
 

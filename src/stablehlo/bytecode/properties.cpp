@@ -4,6 +4,8 @@
 #include <utility>
 #include <vector>
 
+#include "support/forever.h"
+
 namespace flashlift::stablehlo::bytecode {
 namespace {
 
@@ -122,13 +124,13 @@ std::vector<Property> parse(std::string_view text) {
 }  // namespace
 
 std::span<const Property> properties_of(std::string_view operation, bool& is_known) {
-  static const auto by_name = [] {
+  static const auto& by_name = forever([] {
     std::unordered_map<std::string_view, std::vector<Property>> map;
     for (const auto& [name, attributes] : kTable) {
       map.emplace(name, parse(attributes));
     }
     return map;
-  }();
+  }());
   const auto found = by_name.find(operation);
   is_known = found != by_name.end();
   if (is_known) {
@@ -136,7 +138,7 @@ std::span<const Property> properties_of(std::string_view operation, bool& is_kno
   }
   // chlo.broadcast_add and similar operations
   if (operation.starts_with("chlo.broadcast_")) {
-    static const std::vector<Property> broadcast = {{"broadcast_dimensions", true, false}};
+    static constexpr Property broadcast[] = {{"broadcast_dimensions", true, false}};
     is_known = true;
     return broadcast;
   }

@@ -11,6 +11,7 @@
 #include "mlir/IR/Dialect.h"
 #include "mlir/IR/DialectResourceBlobManager.h"
 #include "stablehlo/bytecode/spelling.h"
+#include "support/forever.h"
 
 namespace flashlift::stablehlo::bytecode {
 namespace {
@@ -127,7 +128,7 @@ struct Enumeration {
 };
 
 const std::vector<Enumeration>& enumerations() {
-  static const std::vector<Enumeration> all = {
+  static const std::vector<Enumeration>& all = forever<std::vector<Enumeration>>({
       {3, "comparison_direction", {"EQ", "NE", "GE", "GT", "LE", "LT"}},
       {4, "comparison_type", {"NOTYPE", "FLOAT", "TOTALORDER", "SIGNED", "UNSIGNED"}},
       {7, "fft_type", {"FFT", "IFFT", "RFFT", "IRFFT"}},
@@ -136,7 +137,7 @@ const std::vector<Enumeration>& enumerations() {
       {13, "rng_distribution", {"", "UNIFORM", "NORMAL"}},
       {16, "transpose", {"TRANSPOSE_INVALID", "NO_TRANSPOSE", "TRANSPOSE", "ADJOINT"}},
       {19, "result_accuracy_mode", {"DEFAULT", "HIGHEST", "TOLERANCE"}},
-  };
+  });
   return all;
 }
 

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <unordered_map>
 
+#include "support/forever.h"
+
 namespace flashlift::stablehlo {
 namespace {
 
@@ -29,20 +31,20 @@ std::vector<OpInfo> make_table() {
 }
 
 const std::vector<OpInfo>& table() {
-  static const std::vector<OpInfo> ops = make_table();
+  static const std::vector<OpInfo>& ops = forever(make_table());
   return ops;
 }
 
 }  // namespace
 
 const OpInfo* find_op(std::string_view name) {
-  static const auto by_name = [] {
+  static const auto& by_name = forever([] {
     std::unordered_map<std::string_view, const OpInfo*> found;
     for (const OpInfo& op : all_ops()) {
       found.emplace(op.name, &op);
     }
     return found;
-  }();
+  }());
   const auto found = by_name.find(name);
   return found == by_name.end() ? nullptr : found->second;
 }

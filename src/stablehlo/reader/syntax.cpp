@@ -3,6 +3,7 @@
 #include "mlir/IR/BuiltinAttributes.h"
 #include "mlir/IR/BuiltinTypes.h"
 #include "stablehlo/reader/syntax_state.h"
+#include "support/forever.h"
 
 namespace flashlift::stablehlo {
 
@@ -248,7 +249,7 @@ ParseResult parse_elementwise(mlir::OpAsmParser& parser, mlir::OperationState& r
 using Hooks = std::vector<std::function<ParseResult(mlir::OpAsmParser&, mlir::OperationState&)>>;
 
 const Hooks& hooks() {
-  static const Hooks all = [] {
+  static const Hooks& all = forever([] {
     Hooks made(all_ops().size() + 1, refuse_unknown);
     for (const OpInfo& op : all_ops()) {
       if (*op.syntax != '\0') {
@@ -258,7 +259,7 @@ const Hooks& hooks() {
       }
     }
     return made;
-  }();
+  }());
   return all;
 }
 
@@ -269,7 +270,7 @@ std::optional<mlir::Dialect::ParseOpHook> parse_hook(const OpInfo* op) {
 }
 
 mlir::Dialect::ParseOpHook elementwise_hook() {
-  static const std::function<ParseResult(mlir::OpAsmParser&, mlir::OperationState&)> hook = parse_elementwise;
+  static const Hooks::value_type& hook = forever(Hooks::value_type(parse_elementwise));
   return mlir::Dialect::ParseOpHook(hook);
 }
 

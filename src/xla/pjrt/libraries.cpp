@@ -10,6 +10,7 @@
 
 #include "support/environment.h"
 #include "support/error.h"
+#include "support/forever.h"
 #include "support/shared_library.h"
 
 // Marks a library as this wrapper, whatever its file name is.
@@ -30,7 +31,7 @@ fs::path find_own_path() {
 // The name by which the client loaded this library. The client chose its folder, and the platform that is part of the
 // name. It is resolved at load time, since it may be relative to a folder that the client leaves later.
 const fs::path& own_path() {
-  static const fs::path path = find_own_path();
+  static const fs::path& path = forever(find_own_path());
   return path;
 }
 __attribute__((constructor)) void find_on_load() { own_path(); }
