@@ -181,12 +181,12 @@ class EagerBackward {
       for (const score::LoadDerivative& load : derivative_->loads()) {
         if (const std::optional<int64_t> at = derivative_->element_of(load)) {
           add_term(gradients_.captures[derivative_->capture_of(load)], *at,
-                   {.value = ds.value * derivative_->weight(load),
+                   {.value = derivative_->through_load(ds.value, load),
                     .magnitude = product_magnitude(ds.magnitude, std::abs(derivative_->weight(load)))});
         }
       }
-      const float weight = derivative_->d_score();
-      ds = {.value = ds.value * weight, .magnitude = product_magnitude(ds.magnitude, std::abs(weight))};
+      ds = {.value = derivative_->through_score(ds.value),
+            .magnitude = product_magnitude(ds.magnitude, std::abs(derivative_->d_score()))};
     }
     const Sum d_product{.value = round(ds.value * problem_.scale),
                         .magnitude = product_magnitude(ds.magnitude, std::abs(problem_.scale))};

@@ -131,12 +131,12 @@ class OracleBackward {
       for (const score::LoadDerivative& load : derivative_->loads()) {
         if (const std::optional<int64_t> at = derivative_->element_of(load)) {
           const size_t capture = derivative_->capture_of(load);
-          const double term = ds * derivative_->weight(load);
+          const double term = derivative_->through_load(ds, load);
           gradients_.captures[capture][*at] += term;
           gradients_.capture_parts[capture].add(row_, *at, term);
         }
       }
-      ds *= derivative_->d_score();
+      ds = derivative_->through_score(ds);
     }
     const int64_t g = rows_.kv_head(h);
     const int64_t q_offset = row_offset(arguments_.q, b, h, i);

@@ -33,7 +33,11 @@ class ScoreDerivative {
                                problem_.captures.begin());
   }
 
-  // Results of the last run.
+  // Results of the last run: the gradients of the score and of what a load reads, from `ds`, that of the result.
+  Real through_score(Real ds) const { return product(ds, d_score(), derivative_.selects); }
+  Real through_load(Real ds, const score::LoadDerivative& load) const {
+    return product(ds, weight(load), load.selects);
+  }
   Real d_score() const { return static_cast<Real>(interpreter_.real(derivative_.d_score)); }
   Real weight(const score::LoadDerivative& load) const { return static_cast<Real>(interpreter_.real(load.weight)); }
   // The logical index of the element that was read; nothing for an empty tensor, whose loads give the constant 0.
@@ -51,6 +55,9 @@ class ScoreDerivative {
   }
 
  private:
+  // What a select leaves out gets no gradient, even if ds is NaN.
+  static Real product(Real ds, Real weight, bool selects) { return selects && weight == 0 ? Real(0) : ds * weight; }
+
   const Problem& problem_;
   const AttentionArguments& arguments_;
   score::Derivative derivative_;

@@ -13,6 +13,22 @@ namespace {
 
 class Differentiator;
 
+bool depends_on_select(const Program& program, ValueId value) {
+  std::vector<bool> is_needed(value + 1);
+  is_needed[value] = true;
+  for (ValueId id = value + 1; id-- > 0;) {  // operands come before the nodes that use them
+    if (is_needed[id]) {
+      if (program.nodes[id].op == Op::k_select) {
+        return true;
+      }
+      for (const ValueId operand : program.nodes[id].operands) {
+        is_needed[operand] = true;
+      }
+    }
+  }
+  return false;
+}
+
 // A value of the program that is differentiated, or a number without a node.
 struct Symbol {
   Differentiator* owner = nullptr;
@@ -97,8 +113,10 @@ class Differentiator {
       results.push_back(load.weight);
     }
     Derivative derivative{.body = simplify(body_, results), .d_score = results[0], .loads = {}};
+    derivative.selects = depends_on_select(derivative.body, derivative.d_score);
     for (size_t i = 1; i < results.size(); i += 2) {
-      derivative.loads.push_back({results[i], results[i + 1]});
+      const ValueId weight = results[i + 1];
+      derivative.loads.push_back({results[i], weight, depends_on_select(derivative.body, weight)});
     }
     return derivative;
   }

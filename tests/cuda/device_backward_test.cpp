@@ -4,6 +4,8 @@
 #include <gtest/gtest.h>
 
 #include <cstdlib>
+#include <functional>
+#include <limits>
 
 #include "cuda/launch/device_tensors.h"
 #include "cuda/launch/driver.h"
@@ -25,8 +27,9 @@ int number_from(const char* name, int otherwise) {
 }
 
 // Runs forward and backward on the GPU, and compares every gradient with the oracle's. An implementation given by name
-// may refuse the problem.
-void expect_right(const Problem& problem, OwnedArguments& forward, Random& random, const std::string& named) {
+// may refuse the problem. `change`: changes d_lse, which is always given then.
+void expect_right(const Problem& problem, OwnedArguments& forward, Random& random, const std::string& named,
+                  const std::function<void(const TensorView&)>& change = {}) {
   SCOPED_TRACE(print(problem) + " " + named);
   OwnedArguments cotangents;
   const auto shape = forward.views.out.shape();
@@ -37,8 +40,11 @@ void expect_right(const Problem& problem, OwnedArguments& forward, Random& rando
     }
   }
   std::optional<TensorView> d_lse;
-  if (problem.want_lse && random() % 2 == 0) {
+  if (problem.want_lse && (change || random() % 2 == 0)) {
     d_lse = cotangents.dense(DType::kF32, {shape[0], shape[1], shape[2]}, random);
+  }
+  if (change) {
+    change(*d_lse);
   }
   const OwnedGradients host = testing::make_gradients(problem, forward.views, d_out, d_lse, random);
   const OwnedGradients first = testing::make_gradients(problem, forward.views, d_out, d_lse, random);
@@ -310,6 +316,39 @@ TEST(DeviceBackward, BiasesOfKeysWithoutProbabilityGetNoGradientOfValuesThatAreN
       std::fill_n(last, 128, uint16_t{0x7fff});
       expect_right(*problem, forward, random, "");
       expect_right(*problem, forward, random, "cuda_sm80");
+    }
+  }
+}
+
+// A select leaves whole rows out: their scores get no gradient, even if the gradient of their lse is not finite.
+TEST(DeviceBackward, RowsThatASelectLeavesOutGetNoGradient) {
+  const std::string hidden = "{ %0 = ge q, 40; %1 = lt q, 50; %2 = and %0, %1;";
+  for (const std::string& score_mod : {
+           "score_mod() " + hidden + " %3 = select %2, -1e9, score; return %3 }",
+           "score_mod(t: f32[2, 150]) " + hidden +
+               " %3 = load t[h, kv]; %4 = mul score, %3; %5 = select %2, -1e9, %4; return %5 }",
+           "score_mod(t: f32[90]) " + hidden +
+               " %3 = load t[q]; %4 = add score, %3; %5 = select %2, -1e9, %4; return %5 }",
+           "score_mod(t: f32[239]) " + hidden +
+               " %3 = sub kv, q; %4 = add %3, 89; %5 = load t[%4]; %6 = add score, %5; %7 = select %2, -1e9, %6;"
+               " return %7 }",
+       }) {
+    for (const char* words : {"d64 f32", "d128 bf16", "d64 bf16 residual", "d128 f16 causal=bottom_right residual",
+                              "d192 bf16 residual", "dqk192 dv128 bf16", "d256 f16 causal=bottom_right"}) {
+      const std::string text = std::string("attn h2 sq90 skv150 lse ") + words + " " + score_mod;
+      SCOPED_TRACE(text);
+      const Result<Problem> problem = parse_problem(text);
+      ASSERT_TRUE(problem.ok()) << problem.error().message;
+      for (const char* name : {"", "cuda_sm90", "cuda_sm80"}) {
+        Random random(5);
+        OwnedArguments forward = testing::dense_arguments(*problem, random);
+        expect_right(*problem, forward, random, name, [](const TensorView& d_lse) {
+          for (int64_t row = 40; row < 50; ++row) {
+            static_cast<float*>(d_lse.data)[row] = std::numeric_limits<float>::quiet_NaN();
+            static_cast<float*>(d_lse.data)[90 + row] = std::numeric_limits<float>::infinity();
+          }
+        });
+      }
     }
   }
 }

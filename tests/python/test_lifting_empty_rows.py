@@ -56,6 +56,29 @@ def test_the_maximum_of_the_keys_alone_beside_sinks():
     assert_fused(with_sinks(lambda s: jnp.where(sees_itself(), s, -jnp.inf), of_keys), *qkv(), LOGITS, gradients=True)
 
 
+# --- Gradients of a log-sum-exp that are not finite where a finite constant masks the whole row ---
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [
+        lambda s, keep: jnp.where(keep, s, -1e9),
+        lambda s, keep: jnp.where(keep, jnp.where(s > -100, s, -1e5), -1e9),
+        lambda s, keep: jnp.where(keep, jnp.tanh(s / 5) * 5, -1e9),
+        lambda s, keep: jnp.where(keep, s, -1e9) + jnp.linspace(0, 1, T),
+    ],
+)
+def test_a_select_leaves_rows_out_whose_gradient_is_not_finite(mask):
+    """e^(1 - lse) is infinite in such a row, so the gradient of lse is NaN; the select gives the scores none."""
+
+    def gated(q, k, v, keep):
+        s = mask(products(q, k) / 4, keep)
+        gate = 1 / (1 + jnp.exp(1 - jax.nn.logsumexp(s, -1, keepdims=True)))
+        return weigh(jax.nn.softmax(s, -1), v) * gate
+
+    assert_fused(gated, *qkv(), SOME, gradients=True)
+
+
 # --- Gradients beside sinks, in rows whose exponentials overflow ---
 
 

@@ -1,7 +1,12 @@
 #include <gtest/gtest.h>
 
+#include <cmath>
+#include <limits>
+
 #include "flashlift/attention.h"
+#include "problem/check.h"
 #include "problem/elements.h"
+#include "support/gradients.h"
 #include "support/tensors.h"
 
 namespace flashlift {
@@ -105,6 +110,56 @@ INSTANTIATE_TEST_SUITE_P(Problems, OnlyKeyOfARow,
                                            "attn h2 s8 d33 f32 lse window=0,0", "attn b2 h3 s90 d40 f32 window=0,0 lse",
                                            "attn h2 s90 d24 f32 softcap=20 window=0,0 lse",
                                            "attn h2 s90 d24 f16 window=0,0"));
+
+// A select leaves whole rows out: their scores get no gradient, even if the gradient of their lse is not finite, as
+// that of 1 / (1 + exp(sink - lse)) is where a finite constant masks a row.
+TEST(Backward, RowsThatASelectLeavesOutGetNoGradient) {
+  constexpr int64_t kFirst = 40;
+  constexpr int64_t kEnd = 50;
+  const std::string hidden = " %0 = ge q, 40; %1 = lt q, 50; %2 = and %0, %1;";
+  for (const std::string& score_mod : {
+           "score_mod() {" + hidden + " %3 = select %2, -1e9, score; return %3 }",
+           "score_mod(t: f32[2, 150]) {" + hidden +
+               " %3 = load t[h, kv]; %4 = mul score, %3; %5 = select %2, -1e9, %4; return %5 }",
+           "score_mod(t: f32[90]) {" + hidden +
+               " %3 = load t[q]; %4 = add score, %3; %5 = select %2, -1e9, %4; return %5 }",
+       }) {
+    for (const char* words : {"f32", "bf16 causal=bottom_right", "f16 residual"}) {
+      for (const char* name : {"cpu_amx", "cpu_avx512_bf16", "cpu_avx512", "cpu_avx2", "cpu_portable"}) {
+        const std::string text = std::string("attn h2 sq90 skv150 d64 lse ") + words + " " + score_mod;
+        SCOPED_TRACE(text + " " + name);
+        const Result<Problem> problem = parse_problem(text);
+        ASSERT_TRUE(problem.ok()) << problem.error().message;
+        const Result<Attention> attention = Attention::compile(*problem, {.implementation = name});
+        if (!attention.ok()) {
+          ASSERT_EQ(attention.error().kind, ErrorKind::kUnsupported) << attention.error().message;
+          continue;
+        }
+        testing::Random random(3);
+        testing::OwnedArguments memory = testing::dense_arguments(*problem, random);
+        const TensorView d_out = memory.dense(problem->d_out_dtype(), {1, 2, 90, 64}, random);
+        const TensorView d_lse = memory.dense(DType::kF32, {1, 2, 90}, random);
+        for (int64_t row = kFirst; row < kEnd; ++row) {
+          static_cast<float*>(d_lse.data)[row] = std::numeric_limits<float>::quiet_NaN();
+          static_cast<float*>(d_lse.data)[90 + row] = std::numeric_limits<float>::infinity();
+        }
+        const Status forward = attention->run(memory.views);
+        ASSERT_TRUE(forward.ok()) << forward.error().message;
+        const testing::OwnedGradients gradients = testing::make_gradients(*problem, memory.views, d_out, d_lse, random);
+        const Status status = attention->run_backward(gradients.arguments);
+        ASSERT_TRUE(status.ok()) << status.error().message;
+        for (int64_t i = 0; i < gradients.arguments.d_k->element_count(); ++i) {
+          const float x =
+              problem::read_float(*gradients.arguments.d_k, problem::element_offset(*gradients.arguments.d_k, i));
+          ASSERT_TRUE(std::isfinite(x)) << i;
+        }
+        const Result<problem::Judgement> report = problem::check_gradients(*problem, gradients.arguments);
+        ASSERT_TRUE(report.ok()) << report.error().message;
+        EXPECT_TRUE(report->ok) << report->reason;
+      }
+    }
+  }
+}
 
 }  // namespace
 }  // namespace flashlift

@@ -176,6 +176,9 @@ class InterpretedGradient : public CompiledGradient {
     return static_cast<const InterpretedGradient&>(*arguments.scores.code);
   }
 
+  // What a select leaves out, whose weight is 0, gets no gradient, even if ds is NaN.
+  static float weigh(float ds, float weight, bool selects) { return selects && weight == 0 ? 0.0f : ds * weight; }
+
   // Adds ds times the weight of each load to the captured tensors' gradients.
   void add_captured(const Run& score, const GradientArguments& arguments, float ds,
                     std::vector<PendingSum>& sums) const {
@@ -184,7 +187,7 @@ class InterpretedGradient : public CompiledGradient {
       const Node& node = derivative_->body.nodes[load.load];
       const CaptureView& gradient = arguments.gradients[score.program().place(node.payload)];
       auto* const data = static_cast<float*>(const_cast<void*>(gradient.data));
-      sums[i].add(data + score.offset(node, gradient), ds * score.real(load.weight));
+      sums[i].add(data + score.offset(node, gradient), weigh(ds, score.real(load.weight), load.selects));
     }
   }
 
@@ -219,7 +222,7 @@ class InterpretedGradient : public CompiledGradient {
         float d_score = 0;
         if (p != 0) {  // the weights of a masked element may be infinite
           const float ds = p * (ds_row[c] - state.delta);
-          d_score = score ? ds * score->real(derivative_->d_score) : ds;
+          d_score = score ? weigh(ds, score->real(derivative_->d_score), derivative_->selects) : ds;
           if (score) {
             add_captured(*score, arguments, ds, sums);
           }

@@ -40,6 +40,7 @@ class GradientEmitter : ProgramEmitter {
   Value* row_field(llvm::Type* type, Value* row, size_t offset);
   void emit_row(bool masked, Value* row);
   void emit_vector(bool masked);
+  Value* weigh(Value* ds, Value* weight, bool selects);
   void add_captured(Value* alive, Value* ds);
   void add_row_sums();
 
@@ -61,13 +62,23 @@ Value* GradientEmitter::row_field(llvm::Type* type, Value* row, size_t offset) {
   return ir_.CreateLoad(type, ir_.CreateConstInBoundsGEP1_64(ir_.getInt8Ty(), at, offset));
 }
 
+// ds * weight. `selects`: what a select leaves out, whose weight is 0, gets no gradient, even if ds is NaN.
+Value* GradientEmitter::weigh(Value* ds, Value* weight, bool selects) {
+  Value* product = ir_.CreateFMul(ds, weight);
+  if (!selects) {
+    return product;
+  }
+  Value* zero = llvm::Constant::getNullValue(ds->getType());
+  return ir_.CreateSelect(ir_.CreateFCmpUNE(weight, zero), product, zero);
+}
+
 // ds is multiplied by a weight only where p is not 0, because the weight of a masked element may be infinite.
 void GradientEmitter::add_captured(Value* alive, Value* ds) {
   Value* zero = llvm::Constant::getNullValue(ds->getType());
   size_t next_sum = 0;
   for (const score::LoadDerivative& load : derivative_->loads) {
     Value* weight = splat(programs_[0].values[load.weight]);
-    Value* value = ir_.CreateSelect(alive, ir_.CreateFMul(ds, weight), zero);
+    Value* value = ir_.CreateSelect(alive, weigh(ds, weight, load.selects), zero);
     if (is_uniform(load)) {
       Value* lanes = row_sums_[next_sum++].lanes;
       ir_.CreateStore(ir_.CreateFAdd(ir_.CreateLoad(ds->getType(), lanes), value), lanes);
@@ -117,7 +128,7 @@ void GradientEmitter::emit_vector(bool masked) {
   Value* ds = ir_.CreateFMul(p, ir_.CreateFSub(dp, splat(delta_)));
   Value* d_score = ds;
   if (derivative_ != nullptr) {
-    d_score = ir_.CreateFMul(ds, splat(programs_[0].values[derivative_->d_score]));
+    d_score = weigh(ds, splat(programs_[0].values[derivative_->d_score]), derivative_->selects);
   }
   ir_.CreateAlignedStore(p, p_at, llvm::Align(4));
   ir_.CreateAlignedStore(ir_.CreateSelect(alive, d_score, zero), ds_at, llvm::Align(4));

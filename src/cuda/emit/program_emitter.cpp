@@ -364,6 +364,7 @@ std::string emit_gradient(const Problem& problem, const std::vector<bool>& wants
   text += fmt::format("#define FL_MASK_SEARCHES {:d}\n", problem.mask_mod && searches(*problem.mask_mod));
   text += fmt::format("#define FL_GRADIENT_SEARCHES {:d}\n", derivative && searches(derivative->body));
   text += fmt::format("#define FL_HAS_DERIVATIVE {:d}\n", derivative && !is_one(derivative->body, derivative->d_score));
+  text += fmt::format("#define FL_DERIVATIVE_SELECTS {:d}\n", derivative && derivative->selects);
   text += fmt::format("#define FL_PLANE_GRADIENTS {:d}\n", planes > 0);
   text += fmt::format("#define FL_DIAGONAL_GRADIENTS {:d}\n", diagonals > 0);
   text += fmt::format("#define FL_KEY_GRADIENTS {:d}\n", keys > 0);

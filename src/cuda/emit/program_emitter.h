@@ -55,7 +55,8 @@ std::string emit_bounds(const Problem& problem);
 //     row, ..., params) returns a score's share of a plane's element, and store_plane(load, value, b, h, q, kv, params,
 //     gradients) stores the element's sum;
 //   FL_MASK_LOADS: does mask_mod load anything at a position that moves with the keys;
-//   FL_GRADIENT_SEARCHES, FL_MASK_SEARCHES: do the derivative and mask_mod search.
+//   FL_GRADIENT_SEARCHES, FL_MASK_SEARCHES: do the derivative and mask_mod search;
+//   FL_HAS_DERIVATIVE: is the derivative more than 1; FL_DERIVATIVE_SELECTS: score::Derivative::selects.
 std::string emit_gradient(const Problem& problem, const std::vector<bool>& wants_gradient);
 
 // A captured tensor. The bounds of its blocks decide masks for whole tiles.

@@ -188,8 +188,9 @@ std::string Emitter::weighted(const score::LoadDerivative& load) const {
   if (weight.op == Op::k_constant && std::bit_cast<float>(static_cast<uint32_t>(weight.payload)) == 1.0f) {
     return "ds";
   }
-  // A masked element's weight may be infinite.
-  return fmt::format("ds != 0.0f ? ds * v{} : 0.0f", load.weight);
+  // A masked element's weight may be infinite. What a select leaves out gets no gradient, even if ds is NaN.
+  return load.selects ? fmt::format("ds != 0.0f && v{0} != 0.0f ? ds * v{0} : 0.0f", load.weight)
+                      : fmt::format("ds != 0.0f ? ds * v{} : 0.0f", load.weight);
 }
 
 std::string Emitter::gradient_place(const Node& load) const {

@@ -98,7 +98,8 @@ __device__ __forceinline__ void finish_tile(float (&s)[kCount], float (&dp)[kCou
     // A masked element's d_p, and what its score changes by, may be anything.
     const float ds = p != 0.0f ? p * (d_p - row.delta) : 0.0f;
     s[i] = stays ? p : 0.0f;
-    dp[i] = p != 0.0f ? ds * derivative : 0.0f;
+    // What a select leaves out gets no gradient, even if ds is NaN.
+    dp[i] = p != 0.0f && (!FL_DERIVATIVE_SELECTS || derivative != 0.0f) ? ds * derivative : 0.0f;
     add(i, ds, product);
   }
 }

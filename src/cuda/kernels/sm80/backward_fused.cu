@@ -45,6 +45,7 @@ constexpr int kQuerySums = kFragments * FL_QK_DIM / kQueryColumnWarps / 2;
 constexpr bool kSpreadsAdditions = kStages > 1;
 
 constexpr bool kMayMask = FL_HAS_MASK_MOD || FL_REDO_ALL;
+constexpr bool kGuardsAll = FL_REDO_ALL || FL_DERIVATIVE_SELECTS;  // in all tiles: multiply_slopes()
 constexpr bool kTwoFactors = FL_HAS_DERIVATIVE || FL_DROPOUT;
 
 struct SharedLayout {
@@ -255,7 +256,8 @@ __device__ __forceinline__ void take_slopes(float (&s)[kScores], u32 (&pairs)[kS
   }
 }
 
-// d_s of a fragment, packed. kGuards: what has no probability may have any d_p and any delta.
+// d_s of a fragment, packed. kGuards: what has no probability, or what a select leaves out, may have any d_p and any
+// delta.
 template <bool kGuards>
 __device__ __forceinline__ void multiply_slopes(const float (&s)[kScores], const float (&d_p)[kScores],
                                                 u32 (&pairs)[kScores / 2], const ForwardParams& params, u32 undropped,
@@ -461,7 +463,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, FL_BLOCKS)
 #pragma unroll
     for (int f = 0; f < kFragments; ++f) {
       u32 pairs[kScores / 2];
-      if (FL_REDO_ALL || (kMayMask && visit.partial != 0)) {
+      if (kGuardsAll || (kMayMask && visit.partial != 0)) {
         multiply_slopes<true>(s[f], d_p[f], pairs, params, undropped.bits[f], delta.of[f]);
       } else {
         multiply_slopes<false>(s[f], d_p[f], pairs, params, undropped.bits[f], delta.of[f]);

@@ -45,6 +45,7 @@ constexpr bool kKeepsProbabilities = !kRowsAreKeys && !FL_SUMS_FIRST && !kTwoFac
 constexpr bool kKeepsRest = !kRowsAreKeys && !kKeepsProbabilities;
 constexpr bool kRestApart = kKeepsRest && kTwoFactors;  // where the second sum's operand is in use
 constexpr bool kMayMask = FL_HAS_MASK_MOD || FL_REDO_ALL;
+constexpr bool kGuardsAll = FL_REDO_ALL || FL_DERIVATIVE_SELECTS;  // in all tiles: multiply_gradients()
 constexpr bool kCleans = kMayMask && !kRowsAreKeys;
 constexpr u32 kConsumerBarrier = 1;
 // Warpgroups take turns, so that each one's exponentials run beside the other's products. In a turn a warpgroup issues
@@ -400,7 +401,8 @@ struct Consumer {
     }
   }
 
-  // s is d_p; ds becomes the second sum's operand. kGuards: what has no probability may have any d_p and any delta.
+  // s is d_p; ds becomes the second sum's operand. kGuards: what has no probability, or what a select leaves
+  // out, may have any d_p and any delta.
   template <bool kGuards>
   __device__ __forceinline__ void multiply_gradients(u32 undropped, u32 deltas) {
     u32(&slopes)[kScores / 2] = operand_of_second();
@@ -447,7 +449,7 @@ struct Consumer {
   }
 
   __device__ __forceinline__ void take_gradients(bool masks, u32 undropped, u32 deltas) {
-    if (FL_REDO_ALL || (kMayMask && masks)) {
+    if (kGuardsAll || (kMayMask && masks)) {
       multiply_gradients<true>(undropped, deltas);
     } else {
       multiply_gradients<false>(undropped, deltas);

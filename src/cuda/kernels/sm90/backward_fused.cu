@@ -89,7 +89,7 @@ struct FusedConsumer : Consumer {
       wgmma_wait<1>();
       pin(d_p);
       // (Without a branch here ptxas spills where scores take all registers.)
-      if (FL_REDO_ALL || ((kMayMask || kScores > 32) && partial)) {
+      if (kGuardsAll || ((kMayMask || kScores > 32) && partial)) {
         multiply_slopes<true>(undropped, statistics + 4 * FL_BLOCK_N);
       } else {
         multiply_slopes<false>(undropped, statistics + 4 * FL_BLOCK_N);

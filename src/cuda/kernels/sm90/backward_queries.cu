@@ -30,14 +30,16 @@ __device__ __forceinline__ bool has_nonfinite(const Consumer& consumer) {
   return !(fabsf(total) < FL_INFINITY);
 }
 
-// The error of the delta from the rounded output: the sum of the row's d_s.
+// The error of the delta from the rounded output: the sum of the row's d_s. If that is not finite, neither is d_q, unless
+// a select leaves the whole row out.
 __device__ __forceinline__ float missing_delta(const Consumer& consumer, const ForwardParams& params,
                                                const BackwardParams& backward, const QueryTile& tile, int r) {
   const int q = consumer.row(r);
   const float rest =
       quad_sum(consumer.row_rest[r]) - sinks_share(params, tile.h, consumer.row_lse[r]) * consumer.row_delta[r];
   const bool empty = consumer.row_lse[r] == FL_INFINITY;
-  return empty ? 0.0f : rest - (q < params.q_len ? d_lse_at(backward, tile.b, tile.h, q) : 0.0f);
+  const float missing = rest - (q < params.q_len ? d_lse_at(backward, tile.b, tile.h, q) : 0.0f);
+  return empty || !(fabsf(missing) < FL_INFINITY) ? 0.0f : missing;
 }
 
 // Whether this error is significant compared with the rounding of d_s. It adds `missing` times a mean of K to a row of
