@@ -239,6 +239,38 @@ TEST(CaptureLoads, SayOverWhichScoresToSum) {
             "diagonal element");
 }
 
+// Sums over whole rows are nearly 0 where the weights of the scores are nearly the same.
+TEST(CaptureLoads, SayWhichSumsCancel) {
+  const auto cancels = [](const std::string& lengths, const std::string& score_mod) {
+    const Problem problem = problem_of("attn b2 h2 " + lengths + " d64 bf16 score_mod" + score_mod);
+    const std::vector<CaptureLoad> loads = capture_loads(problem, std::vector<bool>(problem.captures.size(), true));
+    return std::ranges::any_of(loads, &CaptureLoad::cancels);
+  };
+  EXPECT_TRUE(cancels("s64", "(t: f32[2]) { %0 = load t[h]; %1 = add score, %0; return %1 }"));
+  EXPECT_FALSE(cancels("s64", "(t: f32[2]) { %0 = load t[h]; %1 = mul score, %0; return %1 }"));
+  EXPECT_TRUE(cancels("s64", "(t: f32[2]) { %0 = load t[h]; %1 = add score, %0; %2 = tanh %1; return %2 }"));
+  EXPECT_TRUE(cancels("s64",
+                      "(t: f32[2]) { %0 = load t[h]; %1 = sigmoid score; %2 = add %0, %1; %3 = abs %2; return "
+                      "%3 }"));
+  EXPECT_FALSE(cancels("s64", "(t: f32[64]) { %0 = load t[kv]; %1 = add score, %0; return %1 }"));
+  EXPECT_TRUE(cancels("s64",
+                      "(t: f32[99]) { %0 = mul q, 2; %1 = add %0, kv; %2 = load t[%1]; %3 = add score, %2; "
+                      "return %3 }"));
+  EXPECT_TRUE(cancels("s64", "(t: f32[1]) { %0 = load t[kv]; %1 = add score, %0; return %1 }"));
+  EXPECT_TRUE(cancels("s64", "(t: f32[64, 1]) { %0 = load t[q, kv]; %1 = add score, %0; return %1 }"));
+  EXPECT_FALSE(cancels("s64", "(t: f32[64, 64]) { %0 = load t[q, kv]; %1 = add score, %0; return %1 }"));
+  // Distances: of all of them, of those in a causal mask, of too few, behind the end, and clamped by the program.
+  const std::string bias = " %4 = add score, %3; return %4 }";
+  EXPECT_FALSE(cancels("s64", "(t: f32[127]) { %0 = sub q, kv; %1 = add %0, 63; %3 = load t[%1];" + bias));
+  EXPECT_FALSE(cancels("s64", "(t: f32[?]) { %0 = sub q, kv; %1 = add %0, 63; %3 = load t[%1];" + bias));
+  EXPECT_FALSE(cancels("s64", "(t: f32[64]) { %0 = sub q, kv; %3 = load t[%0];" + bias));
+  EXPECT_FALSE(cancels("s64", "(t: f32[9]) { %0 = sub q, kv; %1 = add %0, 4; %3 = load t[%1];" + bias));
+  EXPECT_TRUE(cancels("sq64 skv16", "(t: f32[40]) { %0 = sub q, kv; %1 = add %0, 4; %3 = load t[%1];" + bias));
+  EXPECT_TRUE(cancels("sq64 skv16", "(t: f32[?]) { %0 = sub kv, q; %1 = sub %0, 4; %3 = load t[%1];" + bias));
+  EXPECT_TRUE(cancels("sq64 skv16", "(t: f32[?]) { %0 = sub q, kv; %1 = min %0, 8; %3 = load t[%1];" + bias));
+  EXPECT_TRUE(cancels("sq1 skv63", "(t: f32[6]) { %0 = sub kv, q; %1 = add %0, 30; %3 = load t[%1];" + bias));
+}
+
 // A block has one head, so that its tables have the elements of that head only.
 TEST(CaptureLoads, SayWhichIndicesDifferInABlock) {
   const Problem problem = problem_of(

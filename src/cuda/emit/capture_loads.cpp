@@ -1,10 +1,14 @@
 #include "cuda/emit/capture_loads.h"
 
 #include <algorithm>
+#include <limits>
 #include <optional>
 
 #include "cuda/emit/motion.h"
 #include "problem/differentiate.h"
+#include "score/interpret.h"
+#include "score/operation.h"
+#include "score/simplify.h"
 
 namespace flashlift::cuda {
 namespace {
@@ -56,6 +60,50 @@ bool may_have_few_elements(const Capture& capture, uint32_t moves) {
   return elements <= kMost;
 }
 
+// Is a weight 0 where the score is, as that of t in `t * score`? Then the weights of a row's keys are not alike.
+bool scales_with_score(const Program& program, ValueId weight) {
+  const Node& node = program.nodes[weight];
+  return node.op == Op::k_score ||
+         (score::is_any(node.op, {Op::k_mul, Op::k_neg, Op::k_round_bf16, Op::k_round_f16}) &&
+          std::ranges::any_of(node.operands, [&](ValueId id) { return scales_with_score(program, id); }));
+}
+
+// Do all keys of a whole row, other than the first or the last row, have one element of the tensor? So it is if their
+// indices are clamped. (Under a causal mask, the first row has only one key anyway. Sizes that each call determines are
+// taken to be large.)
+bool sums_whole_rows(const Problem& problem, Program program, const Node& load) {
+  const std::vector<int64_t> sizes = program.captures[static_cast<size_t>(load.payload)].shape;
+  std::vector<ValueId> indices = load.operands;
+  program.nodes.push_back({.op = Op::k_constant, .type = Type::kF32, .operands = {}, .payload = 0});
+  program.result = static_cast<ValueId>(program.nodes.size() - 1);
+  program = score::simplify(program, indices);
+  if (!program.captures.empty()) {
+    return true;  // other tensors determine it
+  }
+  score::Interpreter interpreter(program, {});
+  const auto element_of = [&](int64_t q, int64_t kv) {
+    interpreter.score_mod(0, {.q = static_cast<int32_t>(q),
+                              .kv = static_cast<int32_t>(kv),
+                              .q_len = static_cast<int32_t>(problem.q_len),
+                              .kv_len = static_cast<int32_t>(problem.kv_len)});
+    std::vector<int64_t> element;
+    for (size_t d = 0; d < indices.size(); ++d) {
+      const int64_t last = sizes[d] < 0 ? std::numeric_limits<int64_t>::max() : std::max<int64_t>(sizes[d] - 1, 0);
+      element.push_back(std::clamp<int64_t>(interpreter.integer(indices[d]), 0, last));
+    }
+    return element;
+  };
+  const int64_t last_key = std::max<int64_t>(problem.kv_len - 1, 0);
+  return std::ranges::any_of(
+      std::initializer_list<int64_t>{std::min<int64_t>(1, problem.q_len - 1), problem.q_len - 2}, [&](int64_t q) {
+        const std::vector<int64_t> first = element_of(std::max<int64_t>(q, 0), 0);
+        return std::ranges::all_of(
+            std::initializer_list<int64_t>{1, last_key / 4, last_key / 2, last_key - 1, last_key}, [&](int64_t kv) {
+              return element_of(std::max<int64_t>(q, 0), std::clamp<int64_t>(kv, 0, last_key)) == first;
+            });
+      });
+}
+
 }  // namespace
 
 std::vector<CaptureLoad> capture_loads(const Problem& problem, const score::Derivative& derivative) {
@@ -100,8 +148,9 @@ std::vector<CaptureLoad> capture_loads(const Problem& problem, const score::Deri
       found.table = has_table ? tables++ : -1;
     }
     // (An index of an element may be the same for a whole row, too: one that is clamped, for example.)
-    found.cancels =
-        (found.sum == CaptureSum::kRow || found.sum == CaptureSum::kElement) && !motion.score[derived.weight];
+    const bool sums_rows =
+        found.sum == CaptureSum::kRow || found.sum == CaptureSum::kElement || sums_whole_rows(problem, program, load);
+    found.cancels = sums_rows && !scales_with_score(program, derived.weight);
     loads.push_back(found);
   }
   return loads;

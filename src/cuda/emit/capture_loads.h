@@ -23,8 +23,8 @@ enum class CaptureSum : uint8_t {
 struct CaptureLoad {
   size_t capture = 0;  // into problem.captures
   CaptureSum sum = CaptureSum::kElement;
-  // It sums, or may sum, a row's gradients of scores with weights that do not depend on the scores. Such a sum is
-  // nearly 0 if the weights are nearly the same for all keys: only <d_out, out> from the same products gives it
+  // It sums, or may sum, the gradients of all scores of a row. Such a sum is nearly 0 if the scores' weights are nearly
+  // the same for all keys: only <d_out, out> from the same products gives it
   // (kernels/sm80/backward_rows.cuh). From the output of the forward pass, whose probabilities are rounded to 16 bits,
   // a gradient of `t[q] * t[kv]` was 2.4 times as far from the exact one as the limit.
   bool cancels = false;
