@@ -4,7 +4,8 @@
         [--cases NAME,...] [--implementation NAME] [--record MACHINE] [--plot FILE.svg]
 
 Peers: cuDNN and FlashAttention-2 through torch's autograd, FlashAttention-4 and FlexAttention's FLASH backend where
-flash-attn-4 is installed, FlexAttention with its Triton backend. Every kernel's gradients are judged first
+flash-attn-4 is installed, FlexAttention with its Triton backend. FlashAttention-4 runs with and without
+`deterministic`: Flashlift's gradients always have the same bits. Every kernel's gradients are judged first
 (benchmarks/golden.py; of large ones, some rows of all heads): one that is wrong is named, and the exit code is 1.
 Rounds go through all in turn; a figure is the median. TFLOP/s count five products of the score plane (half of it for
 causal; otherwise of the 128 x 128 blocks that hold a kept score), whatever a kernel computes.
@@ -90,16 +91,20 @@ def plain_case(s, d, dv, causal, heads, kv_heads):
 
         return lambda: by_autograd(call, (q, k, v), d_out)
 
-    def fa4(q, k, v):
-        out = forward.flash_attn_func(*(x.transpose(1, 2) for x in (q, k, v)), causal=causal)
-        return (out[0] if isinstance(out, tuple) else out).transpose(1, 2)  # the log-sum-exp may stand beside it
+    def fa4(deterministic):
+        def call(q, k, v):
+            rows = (x.transpose(1, 2) for x in (q, k, v))
+            out = forward.flash_attn_func(*rows, causal=causal, deterministic=deterministic)
+            return (out[0] if isinstance(out, tuple) else out).transpose(1, 2)  # the log-sum-exp may stand beside it
+
+        return lambda: by_autograd(call, rows_first[:3], rows_first[3])
 
     peers = {"cudnn": sdpa(SDPBackend.CUDNN_ATTENTION), "fa2": sdpa(SDPBackend.FLASH_ATTENTION)}
     if forward.flash_attn_func is not None:
         # Tensors [batch, heads, length, depth] that lie in memory as [batch, length, heads, depth], which it is made
         # for.
         rows_first = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v, d_out)]
-        peers["fa4"] = lambda: by_autograd(fa4, rows_first[:3], rows_first[3])
+        peers |= {"fa4": fa4(False), "fa4_deterministic": fa4(True)}
     mask_mod = (lambda b, h, q, kv: q >= kv) if causal else None
     attention = golden.Attention(q, k, v, mask_mod=mask_mod)
     kernels, wrong = compare(gradients, run, peers, attention, d_out)
