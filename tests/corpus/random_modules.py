@@ -134,15 +134,16 @@ def sizes_of_results(drawn, arguments):
     return [1.0] * own + [largest[1 - i] if i < 2 else 1.0 for i in range(gradients)]
 
 
-def is_as_exact(drawn, result, want, got):
+def is_as_exact(drawn, result, want, got, size):
     """Whether `got` is right in double precision and `want` is not, or `got` is no further from the right result than
     `want`."""
     with jax.enable_x64(True):
         wide = [jnp.asarray(x, np.float64 if np.issubdtype(x.dtype, np.floating) else x.dtype) for x in drawn.arguments]
         exact = np.array(jax.tree.leaves(jax.jit(drawn.function)(*wide))[result], np.float64)
     exact[~np.isfinite(want)] = np.nan  # where f32 overflows, doubles may overflow too, at a later step
-    own = disagreement(exact, want)[0]  # large where doubles keep what f32 loses: then the comparison proves nothing
-    return disagreement(exact, got)[0] <= drawn.tolerance or disagreement(want, got)[0] <= 4 * own <= 0.4
+    # Large where doubles keep what f32 loses: then the comparison proves nothing.
+    own = disagreement(exact, want, size)[0]
+    return disagreement(exact, got, size)[0] <= drawn.tolerance or disagreement(want, got, size)[0] <= 4 * own <= 0.4
 
 
 def lowered(function, arguments):
@@ -193,7 +194,8 @@ def check(batch, form, summary):
     wrong, moves, better = [], None, 0
     for place, drawn in enumerate(batch):
         for i in range(ends[place], ends[place + 1]):
-            error, gained = disagreement(want[i], got[i], sizes[place][i - ends[place]])
+            size = sizes[place][i - ends[place]]
+            error, gained = disagreement(want[i], got[i], size)
             better += gained > 0
             message = f"result {i - ends[place]} differs by {error:.3g}" if error > drawn.tolerance else ""
             if gained and not drawn.may_overflow:
@@ -201,7 +203,7 @@ def check(batch, form, summary):
             if message and np.isfinite(error) and (not gained or drawn.may_overflow):
                 moves = moves or original(moved(arguments))
                 sensitive = error < 10 * disagreement(want[i], moves[i])[0]
-                right = sensitive or is_as_exact(drawn, i - ends[place], want[i], got[i])
+                right = sensitive or is_as_exact(drawn, i - ends[place], want[i], got[i], size)
                 message = "" if right else message
             if message:
                 wrong.append((place, message))
