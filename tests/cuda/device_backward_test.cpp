@@ -113,6 +113,11 @@ INSTANTIATE_TEST_SUITE_P(
     Problems, DeviceBackwardOf,
     ::testing::Values(
         "attn h2 s200 d64 bf16", "attn h2 s256 d128 bf16 lse causal", "attn h2 sq200 skv333 d64 f16 causal lse",
+        // Slopes of small sigmoids.
+        "attn b2 hq6 hkv3 sq40 skv83 dqk103 dv210 f16 score_mod() { %0 = sub score, 10.5; %1 = sigmoid %0; %2 = mul "
+        "%1, "
+        "4.0; return %2 } window=8",
+        "attn h2 s100 d128 bf16 lse score_mod() { %0 = sub score, 20.0; %1 = sigmoid %0; %2 = log %1; return %2 }",
         // Distances and other indices that are clamped sum whole rows, whose sum is nearly 0.
         "attn b2 hq6 hkv2 sq1 skv63 dqk111 dv17 f16 d_out=inputs sinks=3 lse score_mod(t: f32[6, 68]) { %0 = "
         "sigmoid score; %1 = mul %0, 4.0; %2 = sub kv, q; %3 = add %2, 30; %4 = load t[%3, q]; %5 = abs %4; %6 = add "

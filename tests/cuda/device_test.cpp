@@ -126,26 +126,21 @@ std::string random_problem(Draw& draw, bool any_dtype) {
 
 TEST(Device, FixedProblemsAgreeWithTheOracle) {
   for (const char* text :
-       {"attn h2 s256 d128 bf16 lse",
-        "attn h2 sq200 skv333 d64 f16 causal lse",
-        "attn h1 s1 d64 bf16",
-        "attn b2 hq8 hkv2 sq130 skv700 d128 bf16 causal=bottom_right",
-        "attn h2 sq64 skv0 d64 bf16 lse",
+       {"attn h2 s256 d128 bf16 lse", "attn h2 sq200 skv333 d64 f16 causal lse", "attn h1 s1 d64 bf16",
+        "attn b2 hq8 hkv2 sq130 skv700 d128 bf16 causal=bottom_right", "attn h2 sq64 skv0 d64 bf16 lse",
         "attn h2 sq64 skv0 d64 bf16 lse empty_rows=uniform",
         "attn h2 sq64 skv0 d64 bf16 mask_mod(ids: i32[2,?]) { %0 = load ids[b, kv]; %1 = eq %0, 3; return %1 }",
         "attn h2 s300 d40 bf16 alibi",
-        "attn h2 s300 dqk192 dv128 bf16 softcap=10 causal",
-        "attn h2 s200 d256 f16 window=20",
-        "attn h2 s700 d64 bf16 causal",
-        "attn h2 sq900 skv777 d192 bf16 causal lse",
-        "attn h2 sq500 skv900 d64 f16 window=100,20 sinks=1",
-        "attn h2 s600 d256 bf16 causal=bottom_right prefix=300",
+        // The logarithm of small sigmoids, as of gates that forget.
+        "attn h2 s100 d64 bf16 lse score_mod() { %0 = sub score, 20.0; %1 = sigmoid %0; %2 = log %1; return %2 }",
+        "attn h2 s300 dqk192 dv128 bf16 softcap=10 causal", "attn h2 s200 d256 f16 window=20",
+        "attn h2 s700 d64 bf16 causal", "attn h2 sq900 skv777 d192 bf16 causal lse",
+        "attn h2 sq500 skv900 d64 f16 window=100,20 sinks=1", "attn h2 s600 d256 bf16 causal=bottom_right prefix=300",
         "attn b2 h2 sq330 skv410 d64 bf16 mask_mod() { %0 = floor_div q, 37; %1 = floor_div kv, 37; %2 = eq %0, %1; "
         "%3 = ge q, 290; %4 = or %2, %3; return %4 }",
         "attn b2 hq16 hkv2 sq1 skv5000 d128 bf16",
         "attn b2 hq6 hkv3 sq5 skv2976 d96 f16 page_size=48 causal=bottom_right",
-        "attn hq8 hkv1 sq7 skv2000 dqk72 dv200 bf16 softcap=9 sinks=1 lse",
-        "attn b0 h2 s20 d64 bf16",
+        "attn hq8 hkv1 sq7 skv2000 dqk72 dv200 bf16 softcap=9 sinks=1 lse", "attn b0 h2 s20 d64 bf16",
         "attn h2 s1000 d96 bf16 causal lse sinks=1"}) {
     expect_agreement(text, 1, "", false);
   }

@@ -137,7 +137,8 @@ FL_OP float op_tanh(float x) {
   asm("tanh.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
-FL_OP float op_sigmoid(float x) { return 0.5f + 0.5f * op_tanh(0.5f * x); }
+// Not by tanh, whose error near -1 may be larger than all of a small result, of which a program may take the logarithm.
+FL_OP float op_sigmoid(float x) { return op_div(1.0f, 1.0f + op_exp(-x)); }
 #endif
 
 // Comparison and choice.
