@@ -3,8 +3,9 @@
     layers_test.py ROOT
 
 Reads #include lines only, so it needs no build. Also checks that third-party headers stay in the folders they belong
-to, that no switch over operations has a default, and that neither Python's modules nor their folders import one another
-in a circle. The check itself is checked first, on lines that must and must not pass.
+to, that no switch over operations has a default, that no function has a static object that is destroyed at exit, and
+that neither Python's modules nor their folders import one another in a circle. The check itself is checked first, on
+lines that must and must not pass.
 """
 
 import ast
@@ -78,6 +79,17 @@ def switches_that_forget(path, text):
                 if over_operations and default:
                     found.append(default)
     return found
+
+
+def statics_that_die(path, text):
+    """Lines with a function's static object that is destroyed at exit, when other threads may still compile."""
+    if not path.startswith("src/"):
+        return []
+    dies = re.compile(
+        r"\s+static (const )?(std::(?!once_flag|mutex|atomic|array)|auto\b|fs::|Result<)((?!\* const )[^(=;])*"
+        r"(?<![&*]) \w+( =|;|\{)"
+    )
+    return [number for number, line in enumerate(text.splitlines(), 1) if dies.match(line)]
 
 
 def allowed(folder):
@@ -203,6 +215,10 @@ def check_the_check():
     assert switches_that_forget("src/score/x.cpp", forgets) == [5]
     assert switches_that_forget("src/stablehlo/lift/x.cpp", forgets) == []
     assert switches_that_forget("src/score/x.cpp", forgets.replace("Op::k_add", "Type::kI1")) == []
+    for dies in ("std::string name = f();", "auto table = [] {", "Result<const Nvrtc*> loaded = load();"):
+        assert statics_that_die("src/a/x.cpp", f"{{\n  static const {dies}") == [2], dies
+    for lives in ("std::string& name = forever(f());", "auto* const snapshot = new Snapshot;", "std::mutex mutex;"):
+        assert statics_that_die("src/a/x.cpp", f"{{\n  static {lives}") == [], lives
     late = {"p/a.py": "def f():\n    from p.b import g", "p/b.py": "import p.a"}
     assert python_circles(late) == ["p.a imports p.b imports p.a"]
     between = {
@@ -232,6 +248,8 @@ def main(root):
             problems.append(
                 f"{path}:{number}: a switch over operations has a default, which would hide a new operation"
             )
+        for number in statics_that_die(path, text):
+            problems.append(f"{path}:{number}: a static object is destroyed at exit; use forever() (support/forever.h)")
         for number, line in enumerate(text.splitlines(), 1):
             match = INCLUDE.match(line)
             reason = match and problem_with(path, match.group(1), ours)

@@ -116,7 +116,8 @@ Status register_with(const pjrt::Api& api) {
   }
   FLASHLIFT_ASSIGN_OR_RETURN(const pjrt::FfiExtension* extension, find_extension(api));
   static std::mutex mutex;
-  static std::set<const void*> done;  // by function, because a wrapped interface is a copy with the same extensions
+  // By function, because a wrapped interface is a copy with the same extensions. Never destroyed, as by forever().
+  static auto& done = *new std::set<const void*>;
   const std::lock_guard lock(mutex);
   const void* const runtime = reinterpret_cast<const void*>(extension->register_handler);
   if (done.contains(runtime)) {

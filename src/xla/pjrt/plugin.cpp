@@ -139,7 +139,7 @@ PluginError* platform_version(void* args) {
   }
   guarded([&] {
     static std::mutex mutex;
-    static std::set<std::string> versions;  // never freed; there are few
+    static auto& versions = *new std::set<std::string>;  // never freed; there are few
     const std::lock_guard lock(mutex);
     const std::string theirs = text_of(version->text, version->size);
     const std::string& text = *versions.insert(fmt::format("{}\nflashlift {}", theirs, flashlift::version())).first;
