@@ -57,6 +57,10 @@ int exit_code_of_child(const std::function<bool()>& body) {
 }
 
 TEST(Fork, AChildComputesWhileThreadsOfItsParentDo) {
+#if defined(__SANITIZE_ADDRESS__) && !defined(__clang__)
+  // About one child in thirty waits forever in its first allocation (__sanitizer::Mutex::Lock, by gdb).
+  GTEST_SKIP() << "the allocator of GCC's AddressSanitizer may be locked by another thread when a process forks";
+#endif
   std::atomic<bool> ended{false};
   std::atomic<int> next{0};
   std::vector<std::thread> threads;
