@@ -138,7 +138,7 @@ def limits() -> list[Attack]:
             written=["out"],
             short=most == 1000,
         )
-        for which, mosts in {resource.RLIMIT_FSIZE: [1000, 10_000], resource.RLIMIT_AS: [300 << 20, 1 << 30]}.items()
+        for which, mosts in {resource.RLIMIT_FSIZE: [1000, 10_000], resource.RLIMIT_AS: [340 << 20, 1 << 30]}.items()
         for most in mosts
         for arguments in (["fuse", "m.mlir", "-o", "out"], ["draw", PROBLEM, "-o", "out"])
     ]
@@ -166,7 +166,7 @@ def options() -> list[Attack]:
         *[command(f"--plot={place[:20]}", "bench", PROBLEM, "--seconds=0", f"--plot={place}", files={"m.mlir": module}) for place in places],
         *[command(f"export to {place[:20]}", "cache", "export", place, files={"m.mlir": module}) for place in places],
         *[command(f"import from {place[:20]}", "cache", "import", place, files={"m.mlir": module}) for place in (*places[:4], "/dev/zero", "/proc/self/mem")],
-        *[command(f"a shell named {shell!r}", "completion", shell) for shell in ("", "fish", "bash;ls", "BASH", "x" * 100_000)],
+        *[command(f"a shell named {shell!r}", "completion", shell) for shell in ("", "tcsh", "bash;ls", "BASH", "x" * 100_000)],
         *[command(f"tune --seconds={number[:30]!r}", "tune", PROBLEM, f"--seconds={number}", codes=REFUSED) for number in ("nan", "-1", "inf", "x", "", "1e999")],
         *[command(f"the cache in {folder[:20]}", "tune", PROBLEM, "--seconds=0", environment={"FLASHLIFT_CACHE_DIR": folder}) for folder in cache],
         *[command(f"run, the cache in {folder[:20]}", "run", PROBLEM, "--seconds=0", environment={"FLASHLIFT_CACHE_DIR": folder}, codes=SUCCESS) for folder in cache],

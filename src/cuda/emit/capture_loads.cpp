@@ -62,10 +62,13 @@ bool may_have_few_elements(const Capture& capture, uint32_t moves) {
 
 // Is a weight 0 where the score is, as that of t in `t * score`? Then the weights of a row's keys are not alike.
 bool scales_with_score(const Program& program, ValueId weight) {
-  const Node& node = program.nodes[weight];
-  return node.op == Op::k_score ||
-         (score::is_any(node.op, {Op::k_mul, Op::k_neg, Op::k_round_bf16, Op::k_round_f16}) &&
-          std::ranges::any_of(node.operands, [&](ValueId id) { return scales_with_score(program, id); }));
+  std::vector<bool> scales;
+  for (const Node& node : program.nodes) {  // operands come before the nodes that use them
+    const bool multiplies = score::is_any(node.op, {Op::k_mul, Op::k_neg, Op::k_round_bf16, Op::k_round_f16});
+    scales.push_back(node.op == Op::k_score ||
+                     (multiplies && std::ranges::any_of(node.operands, [&](ValueId id) { return scales[id]; })));
+  }
+  return scales[weight];
 }
 
 // Do all keys of a whole row, other than the first or the last row, have one element of the tensor? So it is if their
