@@ -146,7 +146,8 @@ def _fault_of(ended: Ended, codes, words, megabytes) -> str | None:
         return "it did not end in time"
     if ended.code < 0:
         return f"signal {signal.Signals(-ended.code).name}: {ended.errors[-500:]}"
-    if "defect of Flashlift" in ended.errors:
+    said, _, apology = ended.errors.partition("\nUnless memory or threads ran out")
+    if "defect of Flashlift" in apology and not ("memory" in said or "cannot start a thread" in said):
         return f"it calls itself defective: {ended.errors[:500]}"
     if ended.code not in codes:
         return f"exit code {ended.code}, expected one of {codes}: {(ended.errors or ended.output)[:500]}"
