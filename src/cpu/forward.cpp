@@ -161,9 +161,9 @@ int64_t Forward::workspace_bytes(int concurrency) const {
 std::string Forward::describe() const {
   return fmt::format("{} tiles of {} queries by {} keys, {} products of packed keys and values, {}",
                      to_string(kernels_->isa), config_.q_tile, config_.kv_tile, pairs() == nullptr ? "f32" : "bf16",
-                     score_ == nullptr                  ? "no programs"
-                     : compiles_programs(kernels_->isa) ? "programs compiled by LLVM"
-                                                        : "programs interpreted");
+                     score_ == nullptr                            ? "no programs"
+                     : compiles_programs(problem_, kernels_->isa) ? "programs compiled by LLVM"
+                                                                  : "programs interpreted");
 }
 
 Result<std::string> Forward::code() const {

@@ -22,42 +22,43 @@ namespace {
 // that calls it: 512 KiB are usual in pools. What does not fit is interpreted.
 bool compiles(size_t nodes, Isa isa) {
   constexpr size_t kMostStackBytes = size_t{320} << 10;
-  if (!compiles_programs(isa)) {
-    return false;
-  }
-  const bool fits = nodes * static_cast<size_t>(tile_kernels(isa).lanes) * sizeof(float) <= kMostStackBytes;
-  if (!fits) {
-    log(LogLevel::kInfo, "programs of {} nodes are interpreted: compiled, they need too much of a thread's stack",
-        nodes);
-  }
-  return fits;
+  return compiles_programs(isa) &&
+         nodes * static_cast<size_t>(tile_kernels(isa).lanes) * sizeof(float) <= kMostStackBytes;
 }
-
-size_t count_nodes(const std::optional<Program>& program) { return program ? program->nodes.size() : 0; }
 
 }  // namespace
 
+bool compiles_programs(const Problem& problem, Isa isa) { return compiles(count_nodes(problem), isa); }
+
 Result<std::shared_ptr<const CompiledScore>> compile_score(const Problem& problem, Isa isa) {
-  return compiles(count_nodes(problem.score_mod) + count_nodes(problem.mask_mod), isa) ? jit_score(problem, isa)
-                                                                                       : interpret_score(problem, isa);
+  return compiles_programs(problem, isa) ? jit_score(problem, isa) : interpret_score(problem, isa);
 }
 
 Result<std::shared_ptr<const CompiledGradient>> compile_gradient(const Problem& problem, Isa isa,
                                                                  const std::vector<bool>& wants_gradient) {
-  const std::optional<score::Derivative> derivative = problem::differentiate(problem, wants_gradient);
-  const size_t nodes = derivative ? derivative->body.nodes.size() : 0;
-  return compiles(nodes + count_nodes(problem.mask_mod), isa) ? jit_gradient(problem, isa, wants_gradient)
-                                                              : interpret_gradient(problem, isa, wants_gradient);
+  size_t nodes = problem.mask_mod ? problem.mask_mod->nodes.size() : 0;
+  if (const std::optional<score::Derivative> derivative = problem::differentiate(problem, wants_gradient)) {
+    nodes += derivative->body.nodes.size();
+  }
+  if (compiles(nodes, isa)) {
+    return jit_gradient(problem, isa, wants_gradient);
+  }
+  if (compiles_programs(isa)) {
+    log(LogLevel::kInfo, "a gradient of {} nodes is interpreted: compiled, it needs too much of a thread's stack",
+        nodes);
+  }
+  return interpret_gradient(problem, isa, wants_gradient);
 }
 
 Result<std::string> score_assembly(const Problem& problem, Isa isa) {
-  return compiles_programs(isa) ? jit_assembly(problem, isa)
-                                : std::string("; programs are interpreted: nothing is generated\n");
+  return compiles_programs(problem, isa) ? jit_assembly(problem, isa)
+                                         : std::string("; programs are interpreted: nothing is generated\n");
 }
 
 #else
 
 bool compiles_programs(Isa /*isa*/) { return false; }
+bool compiles_programs(const Problem& /*problem*/, Isa /*isa*/) { return false; }
 
 Result<std::shared_ptr<const CompiledScore>> compile_score(const Problem& problem, Isa isa) {
   return interpret_score(problem, isa);

@@ -88,8 +88,9 @@ auto function_for_tile(const Compiled* compiled, const Problem& problem, bool pa
   return partial || (problem.score_mod && !whole) ? compiled->masked : compiled->unmasked;
 }
 
-// Whether LLVM compiles programs for these kernels. They are interpreted otherwise.
+// Whether LLVM compiles programs for these kernels, and those of a problem. They are interpreted otherwise.
 bool compiles_programs(Isa isa);
+bool compiles_programs(const Problem& problem, Isa isa);
 
 // For a verified problem with a program; wants_gradient is in the order of Problem::captures.
 Result<std::shared_ptr<const CompiledGradient>> compile_gradient(const Problem& problem, Isa isa,

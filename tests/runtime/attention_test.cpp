@@ -248,5 +248,29 @@ TEST(Attention, GeneratedCodeCanBeRead) {
   EXPECT_EQ(*portable->code(), "; programs are interpreted: nothing is generated\n");
 }
 
+// Their compiled code would need too much of a thread's stack.
+TEST(Attention, ProgramsOfThousandsOfNodesAreInterpretedAndSaySo) {
+  constexpr int kSteps = 2700;
+  std::string score = "%0 = tanh score; ";
+  std::string mask = "%0 = add q, kv; ";
+  for (int i = 1; i < kSteps; ++i) {
+    const std::string step = "%" + std::to_string(i) + " = mul %" + std::to_string(i - 1);
+    score += step + ", score; ";
+    mask += step + ", kv; ";
+  }
+  const std::string last = std::to_string(kSteps - 1);
+  const Result<Attention> attention = Attention::compile(
+      problem_of("attn h1 s8 d8 score_mod() { " + score + "return %" + last + " } mask_mod() { " + mask + "%" +
+                 std::to_string(kSteps) + " = lt %" + last + ", 5; return %" + std::to_string(kSteps) + " }"),
+      {.implementation = "cpu_avx512"});
+  if (!attention.ok()) {  // the processor lacks it
+    ASSERT_EQ(attention.error().kind, ErrorKind::kUnsupported) << attention.error().message;
+    return;
+  }
+  const std::string& reason = attention->considerations().back().reason;
+  EXPECT_TRUE(reason.ends_with("programs interpreted")) << reason;
+  EXPECT_EQ(*attention->code(), "; programs are interpreted: nothing is generated\n");
+}
+
 }  // namespace
 }  // namespace flashlift

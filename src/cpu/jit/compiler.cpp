@@ -65,14 +65,6 @@ class SessionErrors {
   bool is_forbidden_ = false;
 };
 
-size_t count_nodes(const Problem& problem) {
-  size_t nodes = 0;
-  for (const auto* program : {&problem.score_mod, &problem.mask_mod}) {
-    nodes += *program ? (*program)->nodes.size() : 0;
-  }
-  return nodes;
-}
-
 // LLVM aborts the process if an allocation fails. This check therefore allocates the memory that a compile needs, and
 // frees it again for LLVM.
 Status check_memory(const Problem& problem) {
@@ -193,6 +185,14 @@ Result<std::shared_ptr<Base>> compile(std::unique_ptr<llvm::Module> module, cons
 }
 
 }  // namespace
+
+size_t count_nodes(const Problem& problem) {
+  size_t nodes = 0;
+  for (const auto* program : {&problem.score_mod, &problem.mask_mod}) {
+    nodes += *program ? (*program)->nodes.size() : 0;
+  }
+  return nodes;
+}
 
 Result<std::shared_ptr<const CompiledScore>> jit_score(const Problem& problem, Isa isa) {
   FLASHLIFT_RETURN_IF_ERROR(check_memory(problem));

@@ -11,4 +11,7 @@ Result<std::shared_ptr<const CompiledGradient>> jit_gradient(const Problem& prob
                                                              const std::vector<bool>& wants_gradient);
 Result<std::string> jit_assembly(const Problem& problem, Isa isa);
 
+// Of the problem's programs together.
+size_t count_nodes(const Problem& problem);
+
 }  // namespace flashlift::cpu
