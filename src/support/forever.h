@@ -8,7 +8,7 @@ namespace flashlift {
 // A copy of `value` that nobody frees, for static objects: while the process exits and destroys those, other threads
 // may still compile.
 template <typename T>
-const T& forever(T value) {
+T& forever(T value) {
   return *new T(std::move(value));
 }
 

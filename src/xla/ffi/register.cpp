@@ -12,6 +12,7 @@
 
 #include "flashlift/flashlift_xla.h"
 #include "support/error.h"
+#include "support/forever.h"
 #include "xla/ffi/handlers.h"
 #include "xla/ffi/runtime_state.h"
 #include "xla/pjrt/c_api.h"
@@ -116,8 +117,8 @@ Status register_with(const pjrt::Api& api) {
   }
   FLASHLIFT_ASSIGN_OR_RETURN(const pjrt::FfiExtension* extension, find_extension(api));
   static std::mutex mutex;
-  // By function, because a wrapped interface is a copy with the same extensions. Never destroyed, as by forever().
-  static auto& done = *new std::set<const void*>;
+  // By function, because a wrapped interface is a copy with the same extensions.
+  static auto& done = forever(std::set<const void*>());
   const std::lock_guard lock(mutex);
   const void* const runtime = reinterpret_cast<const void*>(extension->register_handler);
   if (done.contains(runtime)) {

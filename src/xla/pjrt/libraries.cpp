@@ -150,7 +150,7 @@ Status register_handlers(const Api& api) {
 
 Result<const Fuser*> load_fuser() {
   static std::mutex mutex;
-  static auto& loaded = *new std::optional<Result<Fuser>>;  // never destroyed, as by forever()
+  static auto& loaded = forever(std::optional<Result<Fuser>>());
   const auto load_all = []() -> Result<Fuser> {
     Fuser fuser;
     FLASHLIFT_ASSIGN_OR_RETURN(void* library, load(own_folder() / "libflashlift_stablehlo.so"));

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "support/error.h"
+#include "support/forever.h"
 #include "support/log.h"
 #include "support/version.h"
 #include "xla/pjrt/failing_api.h"
@@ -139,7 +140,7 @@ PluginError* platform_version(void* args) {
   }
   guarded([&] {
     static std::mutex mutex;
-    static auto& versions = *new std::set<std::string>;  // never freed; there are few
+    static auto& versions = forever(std::set<std::string>());  // there are few
     const std::lock_guard lock(mutex);
     const std::string theirs = text_of(version->text, version->size);
     const std::string& text = *versions.insert(fmt::format("{}\nflashlift {}", theirs, flashlift::version())).first;
