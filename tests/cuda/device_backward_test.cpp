@@ -114,20 +114,17 @@ INSTANTIATE_TEST_SUITE_P(
     ::testing::Values(
         "attn h2 s200 d64 bf16", "attn h2 s256 d128 bf16 lse causal", "attn h2 sq200 skv333 d64 f16 causal lse",
         // Slopes of small sigmoids.
-        "attn b2 hq6 hkv3 sq40 skv83 dqk103 dv210 f16 score_mod() { %0 = sub score, 10.5; %1 = sigmoid %0; %2 = mul "
-        "%1, "
-        "4.0; return %2 } window=8",
+        "attn b2 hq6 hkv3 sq40 skv83 dqk103 dv210 f16 score_mod() { %0 = sub score, 10.5; %1 = sigmoid %0; %2 = "
+        "mul %1, 4.0; return %2 } window=8",
         "attn h2 s100 d128 bf16 lse score_mod() { %0 = sub score, 20.0; %1 = sigmoid %0; %2 = log %1; return %2 }",
         // Distances and other indices that are clamped sum whole rows, whose sum is nearly 0.
         "attn b2 hq6 hkv2 sq1 skv63 dqk111 dv17 f16 d_out=inputs sinks=3 lse score_mod(t: f32[6, 68]) { %0 = "
-        "sigmoid score; %1 = mul %0, 4.0; %2 = sub kv, q; %3 = add %2, 30; %4 = load t[%3, q]; %5 = abs %4; %6 = add "
-        "%1, "
-        "%5; %7 = abs %6; return %7 }",
+        "sigmoid score; %1 = mul %0, 4.0; %2 = sub kv, q; %3 = add %2, 30; %4 = load t[%3, q]; %5 = abs %4; %6 = "
+        "add %1, %5; %7 = abs %6; return %7 }",
         "attn h2 sq128 skv2 d15 f16 d_out=inputs lse score_mod(t: f32[40, 1]) { %0 = sub q, kv; %1 = add %0, "
         "14; %2 = load t[%1, b]; %3 = add score, %2; return %3 }",
         "attn b2 h2 sq7 skv254 dqk80 dv9 f16 lse sinks=3 score_mod(t: f32[1], u: f32[7, 1]) { %0 = load t[kv]; %1 = "
-        "load "
-        "u[q, kv]; %2 = add %0, %1; %3 = add score, %2; return %3 }",
+        "load u[q, kv]; %2 = add %0, %1; %3 = add score, %2; return %3 }",
         "attn h2 sq300 skv90 d128 bf16 lse score_mod(t: f32[40]) { %0 = sub q, kv; %1 = load t[%0]; %2 = add "
         "score, %1; %3 = div %2, 30.0; %4 = tanh %3; %5 = mul %4, 30.0; return %5 }",
         "attn b2 hq8 hkv2 sq130 skv300 d128 bf16 causal=bottom_right", "attn h2 s150 d64 f32 lse causal",

@@ -1,6 +1,7 @@
 #include "cuda/emit/capture_loads.h"
 
 #include <algorithm>
+#include <array>
 #include <limits>
 #include <optional>
 
@@ -96,15 +97,15 @@ bool sums_whole_rows(const Problem& problem, Program program, const Node& load) 
     }
     return element;
   };
+  const int64_t last_row = std::max<int64_t>(problem.q_len - 1, 0);
   const int64_t last_key = std::max<int64_t>(problem.kv_len - 1, 0);
-  return std::ranges::any_of(
-      std::initializer_list<int64_t>{std::min<int64_t>(1, problem.q_len - 1), problem.q_len - 2}, [&](int64_t q) {
-        const std::vector<int64_t> first = element_of(std::max<int64_t>(q, 0), 0);
-        return std::ranges::all_of(
-            std::initializer_list<int64_t>{1, last_key / 4, last_key / 2, last_key - 1, last_key}, [&](int64_t kv) {
-              return element_of(std::max<int64_t>(q, 0), std::clamp<int64_t>(kv, 0, last_key)) == first;
-            });
-      });
+  const std::array rows = {std::min<int64_t>(1, last_row), std::max<int64_t>(last_row - 1, 0)};
+  const std::array keys = {std::min<int64_t>(1, last_key), last_key / 4, last_key / 2,
+                           std::max<int64_t>(last_key - 1, 0), last_key};
+  return std::ranges::any_of(rows, [&](int64_t q) {
+    const std::vector<int64_t> first = element_of(q, 0);
+    return std::ranges::all_of(keys, [&](int64_t kv) { return element_of(q, kv) == first; });
+  });
 }
 
 }  // namespace
