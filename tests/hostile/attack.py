@@ -72,7 +72,7 @@ def command(
                 limits or {},
                 seconds,
             )
-            fault = _fault_of(ended, codes, words, megabytes)
+            fault = _fault_of(ended, codes, words, megabytes, resource.RLIMIT_AS in (limits or {}))
             allowed = set(written) if ended.code == SUCCESS else set()
             changed = {path for path, content in _content(folder).items() if before.get(path) != content}
             changed |= before.keys() - _content(folder).keys()
@@ -141,13 +141,13 @@ def _run(arguments, folder, stdin, environment, limits, seconds) -> Ended:
         )
 
 
-def _fault_of(ended: Ended, codes, words, megabytes) -> str | None:
+def _fault_of(ended: Ended, codes, words, megabytes, starves: bool = False) -> str | None:
+    """`starves`: the attack limits memory; the error may then ask whether that ran out, or this is a defect."""
     if ended.code is None:
         return "it did not end in time"
     if ended.code < 0:
         return f"signal {signal.Signals(-ended.code).name}: {ended.errors[-500:]}"
-    said, _, apology = ended.errors.partition("\nUnless memory or threads ran out")
-    if "defect of Flashlift" in apology and not ("memory" in said or "cannot start a thread" in said):
+    if "defect of Flashlift" in ended.errors and not starves:
         return f"it calls itself defective: {ended.errors[:500]}"
     if ended.code not in codes:
         return f"exit code {ended.code}, expected one of {codes}: {(ended.errors or ended.output)[:500]}"
