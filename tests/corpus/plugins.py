@@ -39,6 +39,7 @@ CLIENTS = ("pypjrt", "jax")
 PRINT_MODULE = Path(__file__).resolve().parents[2] / "build" / "bin" / "print_module"
 NEWEST = {"libpjrt_cpu.so": "1.17.0"}  # of StableHLO, where a plugin takes newer versions than it says
 TF32 = {"atol": 2.0**-9, "rtol": 0}  # twice its rounding: for results that can be compared only with XLA's
+LINES_OF_A_CASE = 80  # the lines of a module that take as long as what each case needs besides, measured on a CPU
 
 
 def is_cuda(plugin):
@@ -352,6 +353,15 @@ def check(client, plugin, cases, folder, kept):
     return problems, len(jobs), fused_count
 
 
+def part_of(cases, part, parts):
+    """The part-th of so many parts of the cases, counted from 1, with about as many lines of modules in each."""
+    work = {case: LINES_OF_A_CASE + (case / "module.mlir").read_bytes().count(b"\n") for case in cases}
+    shares = [[] for _ in range(parts)]
+    for case in sorted(cases, key=lambda case: -work[case]):
+        min(shares, key=lambda share: sum(work[each] for each in share)).append(case)
+    return sorted(shares[part - 1])
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
@@ -367,7 +377,8 @@ def main():
         path.parent
         for path in sorted(options.folder.glob("*/module.mlir"))
         if not options.case or path.parent.name in options.case
-    ][part - 1 :: parts]
+    ]
+    cases = part_of(cases, part, parts)
     plugins = [plugin.absolute() for plugin in options.plugin or find_plugins()]
     if not cases or not plugins:
         sys.exit(f"no cases in {options.folder}" if not cases else "no plugin: scripts/requirements-xla.txt has two")
