@@ -1,7 +1,7 @@
 """Runs a folder of StableHLO cases through libflashlift_pjrt around real plugins, and through the plugins themselves.
 
     build/venv/bin/python tests/corpus/plugins.py FOLDER [--plugin FILE]... [--client pypjrt|jax]... [--case NAME]...
-        [--shard I/N] [--forms FOLDER [--prepare]]
+        [--shard I/N] [--limit SECONDS] [--logs FOLDER] [--forms FOLDER [--prepare]]
 
 Each case is a folder as run.py takes it. pypjrt compiles a module from its text, its generic text, VHLO of the oldest
 version that can say it and of the newest that the plugin takes, and plain bytecode; JAX sends VHLO of its own. The
@@ -12,6 +12,10 @@ A plugin whose name has `cuda` in it is wrapped for CUDA. XLA rounds the inputs 
 results that the case's tolerance refuses have to be as close to its outputs as the plugin's own.
 
 --forms keeps the forms of the modules, so that a machine without MLIR can run what --prepare made elsewhere.
+
+A program that ends its client's process fails; a new process runs those after it. After --limit seconds the clients
+are stopped: what has run is compared, and the other programs are problems, too. --logs keeps the clients' output, the
+wrapper's reports, and in results.jsonl a line for each program, with its errors.
 """
 
 import argparse
@@ -22,7 +26,9 @@ import re
 import subprocess
 import sys
 import tempfile
+import time
 import traceback
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import flashlift
@@ -40,6 +46,8 @@ PRINT_MODULE = Path(__file__).resolve().parents[2] / "build" / "bin" / "print_mo
 NEWEST = {"libpjrt_cpu.so": "1.17.0"}  # of StableHLO, where a plugin takes newer versions than it says
 TF32 = {"atol": 2.0**-9, "rtol": 0}  # twice its rounding: for results that can be compared only with XLA's
 LINES_OF_A_CASE = 80  # the lines of a module that take as long as what each case needs besides, measured on a CPU
+ANOTHER_PROCESS = 75  # exit code: the remaining programs need a new process
+NOT_RUN = "not run within the time limit"
 
 
 def is_cuda(plugin):
@@ -62,7 +70,9 @@ def newest_of(plugin):
     if plugin.name in NEWEST:
         return NEWEST[plugin.name]
     asks = "import sys, pypjrt; print(pypjrt.Plugin(sys.argv[1]).stablehlo_target('max'))"
-    ran = subprocess.run([sys.executable, "-c", asks, plugin], capture_output=True, text=True, check=True)
+    ran = subprocess.run([sys.executable, "-c", asks, plugin], capture_output=True, text=True)
+    if ran.returncode != 0:
+        sys.exit(f"{plugin} does not say which StableHLO it takes:\n{ran.stderr}")
     return ran.stdout.strip()
 
 
@@ -171,12 +181,15 @@ class Jax:
         return [np.asarray(each[0]) for each in results.disassemble_into_single_device_arrays()]
 
 
-def work(client, library, jobs, results):
-    """jobs: a JSON list of [name, program's file, arguments' file]."""
+def work(client, library, jobs, results, first):
+    """jobs: a JSON list of [name, program's file, arguments' file]; `first`: the number of the one to begin with."""
     runner = {"pypjrt": Pypjrt, "jax": Jax}[client](library)
+    results = Path(results)
+    (results / "ready").touch()
     report = Path(os.environ["FLASHLIFT_PJRT_REPORT"])
-    for i, (name, program, arguments) in enumerate(json.loads(Path(jobs).read_text())):
+    for i, (name, program, arguments) in list(enumerate(json.loads(Path(jobs).read_text())))[int(first) :]:
         found = {}
+        started = time.monotonic()
         told_before = report.stat().st_size
         try:
             with np.load(arguments) as file:
@@ -187,12 +200,16 @@ def work(client, library, jobs, results):
                 ]
             for j, out in enumerate(runner.run(Path(program).read_bytes(), values)):
                 found[f"{j} {out.dtype.name}"] = out.astype(np.float64)
-        except Exception:
-            found = {"error": np.array(traceback.format_exc().strip().splitlines()[-1])}
-        np.savez(Path(results) / f"{i}.npz", **found)
+        except Exception as error:
+            found = {"error": np.array(" ".join(f"{type(error).__name__}: {error}".split()))}
+            traceback.print_exc()
         # Reports of the case's own compilations: JAX also compiles programs that move its arrays.
-        (Path(results) / f"{i}.jsonl").write_bytes(report.read_bytes()[told_before:])
-        print(name, flush=True)
+        (results / f"{i}.jsonl").write_bytes(report.read_bytes()[told_before:])
+        np.savez(results / "unfinished.npz", **found)
+        (results / "unfinished.npz").rename(results / f"{i}.npz")
+        print(f"{name}: {time.monotonic() - started:.1f} s", flush=True)
+        if "CUDA_ERROR" in str(found.get("error")):  # such an error may stay with the process
+            sys.exit(ANOTHER_PROCESS)
 
 
 # --- parent: comparison ---
@@ -246,17 +263,44 @@ def as_close(got, own, want):
     return True
 
 
-def run_all(client, library, plugin, jobs, folder):
-    """Writes each job's outputs, and the wrapper's reports on its compilations, into the folder."""
+def run_all(client, library, plugin, jobs, folder, logs, deadline):
+    """Writes each job's outputs, and the wrapper's reports on its compilations, into the folder; the error of a job at
+    which the client's process died; nothing for a job that was not begun before the deadline. The output and all
+    reports go to `logs`, a path without its suffix. Returns what went wrong besides."""
     folder.mkdir()
-    report = folder / "report.jsonl"
-    report.touch()
+    names = [name for name, _, _ in json.loads(jobs.read_text())]
+    report, log = Path(f"{logs}.jsonl"), Path(f"{logs}.txt")
+    for path in (report, log):
+        path.write_bytes(b"")
     environment = {**os.environ, "FLASHLIFT_PJRT_PLUGIN": str(plugin), "FLASHLIFT_PJRT_REPORT": str(report)}
-    command = [sys.executable, __file__, "--work", client, library, jobs, folder]
-    ran = subprocess.run(list(map(str, command)), env=environment, capture_output=True, text=True)
-    done = ran.stdout.split()
-    if ran.returncode != 0:
-        print(f"{client} with {library}: exit code {ran.returncode} after {done[-1:]}\n{ran.stderr[-2000:]}")
+    problems, first = [], 0
+    while first < len(names):
+        (folder / "ready").unlink(missing_ok=True)
+        command = [sys.executable, __file__, "--work", client, library, jobs, folder, first]
+        with open(log, "a") as output:
+            try:
+                left = max(0, deadline - time.monotonic()) if deadline else None
+                ran = subprocess.run(
+                    list(map(str, command)), env=environment, stdout=output, stderr=output, timeout=left
+                )
+            except subprocess.TimeoutExpired:
+                return problems
+        if ran.returncode == 0:
+            return problems
+        first = next((i for i in range(first, len(names)) if not (folder / f"{i}.npz").exists()), len(names))
+        if ran.returncode == ANOTHER_PROCESS:
+            continue
+        # Without a client, no other program would run either.
+        after = min(first + 1, len(names)) if (folder / "ready").exists() else len(names)
+        at = " ".join(names[first:after]) if (folder / "ready").exists() else "its start"
+        problems.append(
+            f"{client} with {library}: exit code {ran.returncode} at {at or 'its end'}:\n"
+            f"{log.read_text(errors='replace')[-2000:]}"
+        )
+        for i in range(first, after):
+            np.savez(folder / f"{i}.npz", error=np.array(f"the process died: exit code {ran.returncode}"))
+        first = after
+    return problems
 
 
 def fused_of(path, expected):
@@ -272,7 +316,7 @@ def fused_of(path, expected):
 def outputs_of(path):
     """Results with their types, or the error."""
     if not path.exists():
-        return "the process died"
+        return NOT_RUN
     with np.load(path) as file:
         if "error" in file:
             return str(file["error"])
@@ -284,7 +328,10 @@ def compare(case, meta, complete, coarse, unfused, fused):
     if isinstance(unfused, str) or isinstance(fused, str):
         if isinstance(unfused, str) and isinstance(fused, str):
             return None  # the plugin rejects it
-        return f"unfused: {unfused if isinstance(unfused, str) else 'runs'}; fused: {fused}"
+        return "; ".join(
+            f"{which}: {outputs if isinstance(outputs, str) else 'runs'}"
+            for which, outputs in (("unfused", unfused), ("fused", fused))
+        )
     types, values, own = [name for name, _ in fused], [value for _, value in fused], [value for _, value in unfused]
     if types != [name for name, _ in unfused]:
         return f"types {types} instead of {[name for name, _ in unfused]}"
@@ -306,50 +353,91 @@ def compare(case, meta, complete, coarse, unfused, fused):
     return difference(values, own, twice, "the unfused one")
 
 
-def check(client, plugin, cases, folder, kept):
-    """The failures of all cases with a client and a plugin, and the number of programs."""
+def largest_error(got, want):
+    """In units of each wanted output's largest element, if that is above 1; None if shapes differ."""
+    if [out.shape for out in got] != [out.shape for out in want]:
+        return None
+    return max(
+        np.max(errors(out, expected), initial=0) / max(1, largest_finite(expected))
+        for out, expected in zip(got, want, strict=True)
+    )
+
+
+def jobs_of(client, newest, case, folder, kept):
+    """The programs of a case: each one's form, its bytes or the Exception, and its job."""
+    meta = json.loads((case / "meta.json").read_text())
+    values, complete = arguments_of(case, meta)
+    arguments = folder / f"{case.name}.npz"
+    named = {f"{i} {value.dtype.name}": value.view(np.uint8) if value.ndim else value for i, value in enumerate(values)}
+    np.savez(arguments, **named)
+    forms = forms_of(case, newest, kept) if client == "pypjrt" else {"text": (case / "module.mlir").read_text()}
+    for form, program in forms.items():
+        name = f"{case.name}/{form}"
+        path = folder / name.replace("/", " ")
+        if not isinstance(program, Exception):
+            path.write_bytes(program if isinstance(program, bytes) else program.encode())
+        yield (case, meta, complete, form, program), (name, str(path), str(arguments))
+
+
+def judge(made, coarse, folder, i):
+    """The i-th program's problems, and what the logs say of it."""
+    case, meta, complete, form, program = made
+    outputs = {which: outputs_of(folder / which / f"{i}.npz") for which in ("unfused", "fused")}
+    unfused, fused = outputs["unfused"], outputs["fused"]
+    told = {"case": case.name, "form": form}
+    if NOT_RUN in (unfused, fused):
+        return [NOT_RUN], told
+    problems = []
+    if problem := compare(case, meta, complete, coarse, unfused, fused):
+        problems.append(problem)
+    elif isinstance(unfused, str):
+        problems.append(f"(the plugin itself refuses it: {unfused[:200]})")
+    found = {which: [out for _, out in outs] for which, outs in outputs.items() if not isinstance(outs, str)}
+    if len(found) == 2:
+        told["difference"] = largest_error(found["fused"], found["unfused"])
+    if complete:
+        with np.load(case / "outputs.npz") as file:
+            wanted = [file[f"out{i}"].astype(np.float64) for i in range(len(file.files))]
+        told |= {f"error_{which}": largest_error(outs, wanted) for which, outs in found.items()}
+    try:
+        expected = flashlift.stablehlo.fuse(program, gradients=True).fused_count
+    except Exception as error:
+        return [*problems, f"flashlift fuse: {error}"], told
+    count, problem = fused_of(folder / "fused" / f"{i}.jsonl", expected)
+    if problem:
+        problems.append(problem)
+    return problems, {**told, "fused": count, "expected": expected}
+
+
+def check(client, plugin, cases, folder, kept, logs, deadline):
+    """The failures of all cases with a client and a plugin, the number of programs, and of fused attentions. `logs`: a
+    path to which the names of files are appended."""
     newest = newest_of(plugin) if client == "pypjrt" else None
     jobs, wanted, problems = [], [], []
     for case in cases:
-        meta = json.loads((case / "meta.json").read_text())
-        values, complete = arguments_of(case, meta)
-        arguments = folder / f"{case.name}.npz"
-        np.savez(
-            arguments,
-            **{
-                f"{i} {value.dtype.name}": value.view(np.uint8) if value.ndim else value
-                for i, value in enumerate(values)
-            },
-        )
-        forms = forms_of(case, newest, kept) if client == "pypjrt" else {"text": (case / "module.mlir").read_text()}
-        for form, program in forms.items():
-            name = f"{case.name}/{form}"
-            if isinstance(program, Exception):
-                problems.append(f"{name}: not made: {str(program).splitlines()[0]}")
-                continue
-            path = folder / name.replace("/", " ")
-            path.write_bytes(program if isinstance(program, bytes) else program.encode())
-            jobs.append((name, str(path), str(arguments)))
-            wanted.append((case, meta, complete, program))
+        for made, job in jobs_of(client, newest, case, folder, kept):
+            if isinstance(made[-1], Exception):
+                problems.append(f"{job[0]}: not made: {str(made[-1]).splitlines()[0]}")
+            else:
+                wanted.append(made)
+                jobs.append(job)
     (folder / "jobs.json").write_text(json.dumps(jobs))
-    for which, library in (("unfused", plugin), ("fused", wrapper_of(plugin))):
-        run_all(client, library, plugin, folder / "jobs.json", folder / which)
+    # Both at a time, so that at the deadline most programs have run in both ways.
+    with ThreadPoolExecutor() as threads:
+        runs = [
+            threads.submit(
+                run_all, client, library, plugin, folder / "jobs.json", folder / which, f"{logs}-{which}", deadline
+            )
+            for which, library in (("unfused", plugin), ("fused", wrapper_of(plugin)))
+        ]
+    problems += [problem for run in runs for problem in run.result()]
     fused_count = 0
-    for i, ((name, _, _), (case, meta, complete, program)) in enumerate(zip(jobs, wanted, strict=True)):
-        unfused, fused = (outputs_of(folder / which / f"{i}.npz") for which in ("unfused", "fused"))
-        if problem := compare(case, meta, complete, is_cuda(plugin), unfused, fused):
-            problems.append(f"{name}: {problem}")
-        elif isinstance(unfused, str):
-            problems.append(f"{name}: (the plugin itself refuses it: {unfused[:200]})")
-        try:
-            expected = flashlift.stablehlo.fuse(program, gradients=True).fused_count
-        except Exception as error:
-            problems.append(f"{name}: flashlift fuse: {error}")
-            continue
-        count, problem = fused_of(folder / "fused" / f"{i}.jsonl", expected)
-        fused_count += count
-        if problem:
-            problems.append(f"{name}: {problem}")
+    with open(f"{logs}-results.jsonl", "w") as results:
+        for i, ((name, _, _), made) in enumerate(zip(jobs, wanted, strict=True)):
+            found, told = judge(made, is_cuda(plugin), folder, i)
+            problems += [f"{name}: {problem}" for problem in found]
+            fused_count += told.get("fused", 0)
+            print(json.dumps({"client": client, "plugin": plugin.name, **told, "problems": found}), file=results)
     return problems, len(jobs), fused_count
 
 
@@ -369,9 +457,12 @@ def main():
     parser.add_argument("--client", choices=CLIENTS, action="append")
     parser.add_argument("--case", action="append", help="only this one; may be given several times")
     parser.add_argument("--shard", default="1/1", help="I/N: the I-th of N parts of the cases, from 1")
+    parser.add_argument("--limit", type=float, help="stop the clients after so many seconds")
+    parser.add_argument("--logs", type=Path, help="keep what the clients and the wrapper say, and all errors, here")
     parser.add_argument("--forms", type=Path, help="keep the modules' forms in this folder")
     parser.add_argument("--prepare", action="store_true", help="make the forms, and run nothing")
     options = parser.parse_args()
+    deadline = None if options.limit is None else time.monotonic() + options.limit
     part, parts = map(int, options.shard.split("/"))
     cases = [
         path.parent
@@ -385,8 +476,9 @@ def main():
     failed = False
     if options.prepare:
         for plugin in plugins:
+            newest = newest_of(plugin)
             for case in cases:
-                for name, program in forms_of(case, newest_of(plugin), options.forms).items():
+                for name, program in forms_of(case, newest, options.forms).items():
                     if isinstance(program, Exception):
                         failed = True
                         print(f"{case.name}/{name}: not made: {str(program).splitlines()[0]}")
@@ -394,7 +486,10 @@ def main():
     for plugin in plugins:
         for client in options.client or CLIENTS:
             with tempfile.TemporaryDirectory() as folder:
-                problems, programs, fused = check(client, plugin, cases, Path(folder), options.forms)
+                logs = (options.logs or Path(folder)).absolute()
+                logs.mkdir(parents=True, exist_ok=True)
+                logs /= f"{client}-{plugin.stem}-{part}-of-{parts}"
+                problems, programs, fused = check(client, plugin, cases, Path(folder), options.forms, logs, deadline)
             for problem in problems:
                 print(problem)
             print(
