@@ -214,6 +214,9 @@ INSTANTIATE_TEST_SUITE_P(
         "attn h2 s130 d64 bf16 score_mod(t: f32[]) { %0 = eq q, 3; %1 = select %0, -2.3819763e+38, score; %2 = load "
         "t[]; "
         "%3 = sigmoid %2; %4 = mul %1, %3; return %4 }",
+        // Scores whose powers of two would be those of infinity.
+        "attn h2 sq80 skv3 d128 bf16 lse score_mod() { %0 = lt q, 40; %1 = select %0, score, 3e38; return %1 }",
+        "attn h2 sq80 skv70 d64 f16 lse score_mod() { %0 = lt q, 40; %1 = select %0, score, -3e38; return %1 }",
         // Four warps of the portable kernel share the last 32 columns.
         "attn hq4 hkv2 sq200 skv333 d90 bf16 lse causal", "attn h2 s200 dqk150 dv20 f16 lse"));
 

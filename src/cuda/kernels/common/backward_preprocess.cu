@@ -203,11 +203,14 @@ extern "C" __global__ void __launch_bounds__(256)
   const int h = head % params.q_heads;
   float lse = FL_INFINITY;
   float delta = 0.0f;
+  bool large = false;
   if (exists && q < params.q_len) {
     const float given = params.lse[b * params.lse_strides[0] + h * params.lse_strides[1] + q * params.lse_strides[2]];
     delta = row_product(params, backward, tiles, b, h, q);  // whatever lse is: its load is not waited for
     if (given != -FL_INFINITY) {
       lse = given == FL_INFINITY ? FL_NAN : given * kExponentUnit;  // an infinite score makes its row NaN
+      // (Scaled, it may be infinite, as that of a row without keys.)
+      large = fabsf(given) < FL_INFINITY && fabsf(lse) > kLargestOffset;
     } else {
       *tiles.any_empty = 1;
     }
@@ -220,7 +223,7 @@ extern "C" __global__ void __launch_bounds__(256)
     float* const tile = tiles.statistics + static_cast<long long>(row.tile) * 2 * tiles.rows;
     tile[row.within] = lse;
     tile[tiles.rows + row.within] = lse < FL_INFINITY ? delta - d_lse_at(backward, b, h, q) : 0.0f;
-    if (lse < FL_INFINITY && fabsf(lse) > kLargestOffset) {
+    if (large) {
       *tiles.any_large = 1;
     }
   }
