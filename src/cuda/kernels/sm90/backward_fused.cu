@@ -118,7 +118,7 @@ struct FusedConsumer : Consumer {
   // Tells the threads that add parts up that there are no more.
   __device__ __forceinline__ void end() const {
     barrier_wait(shared.parts_empty + 8 * warpgroup, round % 2 ^ 1);
-    release(shared.parts_full + 8 * warpgroup);
+    barrier_arrive(shared.parts_full + 8 * warpgroup);
   }
 
  private:
@@ -301,7 +301,7 @@ struct FusedConsumer : Consumer {
                      : "memory");
       }
     }
-    release(shared.parts_full + 8 * warpgroup);
+    barrier_arrive(shared.parts_full + 8 * warpgroup);
   }
 
   // Adds it to what the other key tiles have added, which came to shared memory, and stores the rows of d_q. A thread

@@ -211,7 +211,7 @@ __device__ __forceinline__ void init_barriers(const SharedLayout& shared) {
     barrier_init(shared.gradients_empty + 8 * stage, 4 * kConsumers);
   }
   for (int stage = 0; stage < kPartStages; ++stage) {
-    barrier_init(shared.parts_full + 8 * stage, 4);
+    barrier_init(shared.parts_full + 8 * stage, 128);  // each lane: see kQkReaders
     barrier_init(shared.parts_empty + 8 * stage, 1);  // and the bytes of sums that a final part is added to
   }
   barrier_init(shared.rows_empty, kRowReaders);
