@@ -53,6 +53,8 @@ struct Problem {
   // The rounding error of out, in out's dtype and shape. With it, a backward pass is as exact as with an f32 output.
   bool want_residual = false;
   bool normalize = true;  // false: the output is not divided by the row sum
+  // False: d_q may have other bits in each call, where that is faster. Everything else has the same bits in any case.
+  bool deterministic = true;
 
   // The probability, 0 to below 1, that an output row drops a key; kept keys are divided by 1 - dropout. The row sum
   // and lse are those without dropout. The kept keys depend on the call's seed and (b, h, q, kv) alone: see

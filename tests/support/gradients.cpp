@@ -34,8 +34,8 @@ OwnedGradients make_gradients(const Problem& problem, const AttentionArguments& 
   return made;
 }
 
-std::string differing_bits(const BackwardArguments& x, const BackwardArguments& y) {
-  if (!same_bits(x.d_q, y.d_q)) {
+std::string differing_bits(const BackwardArguments& x, const BackwardArguments& y, bool compares_d_q) {
+  if (compares_d_q && !same_bits(x.d_q, y.d_q)) {
     return "d_q";
   }
   if (!same_bits(x.d_k, y.d_k)) {

@@ -20,6 +20,6 @@ OwnedGradients make_gradients(const Problem& problem, const AttentionArguments& 
 
 // The name of the first gradient whose bits differ between x and y, whose tensors have the same layouts; empty if none
 // differs.
-std::string differing_bits(const BackwardArguments& x, const BackwardArguments& y);
+std::string differing_bits(const BackwardArguments& x, const BackwardArguments& y, bool compares_d_q = true);
 
 }  // namespace flashlift::testing

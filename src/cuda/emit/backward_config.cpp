@@ -376,8 +376,12 @@ Result<Sm90Backward> choose_sm90_backward(const Problem& problem) {
         fmt::format("rows of {} and {} columns are more than the {} of which its registers hold two sums",
                     problem.head_dim, problem.value_dim, kMostColumns);
   } else {
-    config.fused = sm90_kernel(
-        problem, {.config = {}, .rows_are_keys = true, .sums_first = true, .sums_second = true, .fused = true});
+    config.fused = sm90_kernel(problem, {.config = {},
+                                         .rows_are_keys = true,
+                                         .sums_first = true,
+                                         .sums_second = true,
+                                         .fused = true,
+                                         .ordered = problem.deterministic});
     config.queries.repeats = true;
   }
   if (!one_kernel && !by_roles) {
@@ -404,7 +408,7 @@ std::string describe_kernel(const Sm90BackwardKernel& kernel) {
 
 std::string describe_family(const Sm90Backward& config) {
   if (config.fused) {
-    return "sm_90a, fused " + describe_kernel(*config.fused);
+    return "sm_90a, fused " + describe_kernel(*config.fused) + (config.fused->ordered ? "" : ", d_q in any order");
   }
   return fmt::format("sm_90a, queries {}; keys {}", describe_kernel(config.queries), describe_kernel(config.keys)) +
          (config.values ? fmt::format("; values {}", describe_kernel(*config.values)) : "") +
@@ -554,6 +558,7 @@ std::vector<std::string> definitions(const Sm90BackwardKernel& kernel) {
   list.push_back(fmt::format("-DFL_SUMS_FIRST={:d}", kernel.sums_first));
   list.push_back(fmt::format("-DFL_SUMS_SECOND={:d}", kernel.sums_second));
   list.push_back(fmt::format("-DFL_FUSED={:d}", kernel.fused));
+  list.push_back(fmt::format("-DFL_ORDERED={:d}", kernel.ordered));
   list.push_back(fmt::format("-DFL_HAS_FALLBACK={:d}", kernel.has_fallback));
   list.push_back(fmt::format("-DFL_REPEATS={:d}", kernel.repeats));
   list.push_back(fmt::format("-DFL_CAPTURES={:d}", kernel.captures));

@@ -43,6 +43,7 @@ struct Sm90BackwardKernel {
   bool sums_first = false;   // sums p * d_out, or p * k
   bool sums_second = false;  // sums d_s * q, or d_s * k
   bool fused = false;        // rows are keys, and d_q is computed, too
+  bool ordered = true;       // if fused: key tiles add to d_q in a fixed order, so that it always has the same bits
   bool has_fallback = false;
   bool repeats = false;  // repeats the tiles that the fused kernel could not compute
   // Sums for gradients of captured tensors in place of all these; along diagonals, too.

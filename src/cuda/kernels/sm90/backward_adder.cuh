@@ -1,5 +1,6 @@
-// How the parts of d_q that the fused backward kernel's consumers make are added up in memory, in the order of the key
-// tiles: RowTiles::last_adders says which one has added to a part last.
+// How the parts of d_q that the fused backward kernel's consumers make are added up in memory. FL_ORDERED: in the order of
+// the key tiles; RowTiles::last_adders says which one has added to a part last. Otherwise the first key tile stores its
+// part, and says so there; the others add theirs whenever they have them.
 #pragma once
 
 #include "cuda/kernels/sm90/backward_producer.cuh"
@@ -10,11 +11,12 @@ constexpr int kParts = kConsumers;
 constexpr int kPartFloats = kPartBytes / sizeof(float);
 constexpr int kStored = -1;  // of RowTiles::last_adders: the part is in d_q already
 
-// Has the key tile before added to a part? If so, what it added is seen from now on.
+// May a key tile add to a part: has the one before, or without an order the first one? If so, its sums are seen from now
+// on.
 __device__ __forceinline__ bool has_added(const RowTiles& tiles, int place, int before) {
   int last;
   asm volatile("ld.acquire.gpu.s32 %0, [%1];" : "=r"(last) : "l"(tiles.last_adders + place) : "memory");
-  return last == before + 1;
+  return FL_ORDERED ? last == before + 1 : last != 0;
 }
 
 __device__ __forceinline__ void wait_for_adder(const RowTiles& tiles, int place, int before) {
@@ -22,7 +24,7 @@ __device__ __forceinline__ void wait_for_adder(const RowTiles& tiles, int place,
   }
 }
 
-// One thread: adds a consumer's parts to the sums in memory whenever it is the key tile's turn. Where a part is the
+// One thread: adds a consumer's parts to the sums in memory, whenever it is the key tile's turn. Where a part is the
 // last one that is added, the consumer does so itself: this thread brings it the sums of the others.
 //
 // While a part's sum comes in, the thread asks whether it is the turn of the next part, once: it takes as long, and so
@@ -40,6 +42,7 @@ __device__ __forceinline__ void add_parts(const SharedLayout& shared, const RowT
     const int keys = load_shared(fields + 4 * kVisitKeys);
     const int flags = load_shared(fields + 4 * kVisitFlags);
     if (keys == kNoKeys) {
+      asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
       return;
     }
     // Of the next visit, if it is of the same key tile: it was told of before this part was made.
@@ -89,8 +92,10 @@ __device__ __forceinline__ void add_parts(const SharedLayout& shared, const RowT
       if (brings_sums && next_turn) {
         bring_sums();
       }
-      asm volatile("cp.async.bulk.wait_group 0;\nfence.proxy.async.global;" ::: "memory");
-      asm volatile("st.release.gpu.s32 [%0], %1;" ::"l"(tiles.last_adders + place), "r"(keys + 1) : "memory");
+      if (FL_ORDERED || before < 0) {
+        asm volatile("cp.async.bulk.wait_group 0;\nfence.proxy.async.global;" ::: "memory");
+        asm volatile("st.release.gpu.s32 [%0], %1;" ::"l"(tiles.last_adders + place), "r"(keys + 1) : "memory");
+      }
     }
     if (brings_sums && !next_turn) {
       wait_for_adder(tiles, next_place, next_before);

@@ -81,10 +81,10 @@ static_assert(!FL_FUSED || (kPartsOfQueries ? FL_BLOCK_N == 64 * kConsumers && k
 constexpr int kVisitStages = FL_FUSED ? 16 : 0;
 static_assert(!FL_FUSED || kQkStages + 4 < kVisitStages);
 enum VisitField { kVisitTile, kVisitBefore, kVisitFlags, kVisitKeys, kVisitFieldCount };
-// Do parts that no other key tile adds to leave as they are to be stored? It takes registers that tiles of 128 queries,
-// and masks that search, do not leave.
+// Do parts that no other key tile adds to leave as they are to be stored? It takes an order to know them, and registers
+// that tiles of 128 queries, and masks that search, do not leave.
 constexpr bool kStoresFinal =
-    FL_FUSED && !kPartsOfQueries && FL_HEAD_DIM % 8 == 0 && !(FL_HAS_MASK_MOD && FL_MASK_SEARCHES);
+    FL_FUSED && FL_ORDERED && !kPartsOfQueries && FL_HEAD_DIM % 8 == 0 && !(FL_HAS_MASK_MOD && FL_MASK_SEARCHES);
 constexpr int kNoKeys = -1;  // instead of a key tile's number: no work is left
 constexpr int kNoRows = -1;  // instead of the number of a tile of rows
 // The scores whose diagonals a warpgroup sums (common/diagonals.cuh).

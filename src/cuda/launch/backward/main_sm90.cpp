@@ -14,10 +14,16 @@ namespace flashlift::cuda {
 namespace {
 
 // The number of key-value heads whose blocks alternate. With more heads, fewer blocks of one head wait for each other,
-// but the L2 cache must hold the d_q that they add to (measured on an H100: docs/lessons).
-int heads_of_a_chain(const ForwardConfig& config) {
-  constexpr int64_t kColumns = 2048;  // of d_q
-  return static_cast<int>(kColumns / round_up(config.head_dim_padded, 64));
+// but the L2 cache must hold what they read and the d_q that they add to: `head_bytes` of one head. Where blocks do not
+// wait, few heads are best, unless they are short (measured on an H100 and an H200: docs/lessons).
+int alternating_heads(const Sm90BackwardKernel& kernel, int64_t head_bytes, const Device& device) {
+  if (kernel.ordered) {
+    constexpr int64_t kColumns = 2048;  // of d_q
+    return static_cast<int>(kColumns / round_up(kernel.config.head_dim_padded, 64));
+  }
+  constexpr int64_t kLeast = 4;
+  constexpr int64_t kMost = 16;
+  return static_cast<int>(std::clamp(device.l2_bytes / 2 / std::max<int64_t>(head_bytes, 1), kLeast, kMost));
 }
 
 class MainSm90 : public BackwardMain {
@@ -105,7 +111,9 @@ class MainSm90 : public BackwardMain {
       call.row_tiles.d_q_sums = reinterpret_cast<float*>(workspace);
       const int64_t heads = int64_t{params.batch} * params.q_heads;
       rest += static_cast<CuPointer>(heads * fused_sum_bytes(*config_.fused, params.q_len));
-      params.heads_per_section = heads_of_a_chain(config_.fused->config) * params.group;
+      const int64_t head_bytes =
+          (fused_sum_bytes(*config_.fused, params.q_len) + params.q_len * row_bytes) * params.group;
+      params.heads_per_section = alternating_heads(*config_.fused, head_bytes, device_) * params.group;
       FLASHLIFT_RETURN_IF_ERROR(run(fused_, resident(groups * key_tiles(params)), config_.fused->config));
       if (call.arguments.d_q) {
         constexpr int kRoundedTogether = 8;  // parts for one block, most of which are already stored
