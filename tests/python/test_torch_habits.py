@@ -131,6 +131,18 @@ def test_heads_deeper_than_kernels_take(compiles, depths):
         flex_attention(q.float(), k.float(), v.float(), enable_gqa=True, dropout_p=0.5)
 
 
+@pytest.mark.parametrize("compiles", [False, True])
+def test_results_need_not_be_deterministic(compiles):
+    q, k, v = (one.requires_grad_() for one in tensors())
+
+    def attend(deterministic):
+        return flex_attention(q, k, v, mask_mod=torch_mods.causal, deterministic=deterministic)
+
+    run = torch.compile(attend, fullgraph=True, backend="aot_eager") if compiles else attend
+    results = [(out, *torch.autograd.grad(out.sin().sum(), (q, k, v))) for out in (run(False), attend(None))]
+    assert all(torch.equal(one, same) for one, same in zip(*results, strict=True))  # on a CPU
+
+
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [

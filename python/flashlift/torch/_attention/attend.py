@@ -17,7 +17,7 @@ def attend(
     request: Request, programs: list[tuple[Trace, Leaves]]
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
     """Runs traced programs: (out, lse, max_scores or None)."""
-    query, key, value, scale, sinks, want_max, dropout_p, seed = request
+    query, key, value, scale, sinks, want_max, dropout_p, seed, deterministic = request
     if query.size(0) != key.size(0):
         key, value = (one.expand(query.size(0), -1, -1, -1) for one in (key, value))
     sizes = dict(zip(("b", "h", "q", "kv"), (*query.shape[:3], key.shape[2]), strict=True))
@@ -35,6 +35,8 @@ def attend(
     if sinks is not None:
         sinks = (sinks if sinks.dim() == 2 else sinks.unsqueeze(1)).to(torch.float32)
         features.insert(0, f"sinks={sinks.shape[1]}")
+    if not deterministic:
+        features.insert(0, "nondeterministic")
     scale = 1.0 / math.sqrt(query.size(-1)) if scale is None else float(scale)
     words = " ".join([f"dropout={float(dropout_p)!r}", *features] if dropout_p else features)
     functions = [trace.autograd_function for trace, _ in programs if trace.autograd_function is not None]

@@ -66,6 +66,7 @@ class _FlexAttention(HigherOrderOperator):
             options["want_max"],
             options["dropout_p"],
             seed,
+            options["deterministic"],
         )
         out, lse, maximum = attend(request, programs)
         return out, lse, lse if maximum is None else maximum
@@ -177,12 +178,13 @@ def flex_attention_in_graph(
     request: Request, score_mod: Any, mask_mod: Any
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """What Dynamo traces: (out, lse, maximum, or anything if that is not wanted)."""
-    query, key, value, scale, sinks, want_max, dropout_p, seed = request
+    query, key, value, scale, sinks, want_max, dropout_p, seed, deterministic = request
     options = {
         "sinks": sinks is not None,
         "want_max": want_max,
         "scale": scale is not None,
         "dropout_p": dropout_p,
+        "deterministic": deterministic,
     }
     tensors = query if sinks is None else sinks, query if seed is None else seed
     block_mask = (*tensors, _keep_all if mask_mod is None else mask_mod)

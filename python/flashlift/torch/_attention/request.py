@@ -14,3 +14,4 @@ class Request(NamedTuple):
     want_max: bool
     dropout_p: float
     seed: torch.Tensor | None
+    deterministic: bool
