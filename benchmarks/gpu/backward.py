@@ -4,8 +4,8 @@
         [--cases NAME,...] [--implementation NAME] [--record MACHINE] [--plot FILE.svg]
 
 Peers: cuDNN and FlashAttention-2 through torch's autograd, FlashAttention-4 and FlexAttention's FLASH backend where
-flash-attn-4 is installed, FlexAttention with its Triton backend. FlashAttention-4 runs with and without
-`deterministic`: Flashlift's gradients always have the same bits. Every kernel's gradients are judged first
+flash-attn-4 is installed, FlexAttention with its Triton backend. FlashAttention-4 and Flashlift run with
+and without `deterministic`, which is Flashlift's default. Every kernel's gradients are judged first
 (benchmarks/golden.py; of large ones, some rows of all heads): one that is wrong is named, and the exit code is 1.
 Rounds go through all in turn; a figure is the median. TFLOP/s count five products of the score plane (half of it for
 causal; otherwise of the 128 x 128 blocks that hold a kept score), whatever a kernel computes.
@@ -40,15 +40,15 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 
-def bind(text, q, k, v, captures=()):
-    """The gradients of sum(out * d_out), and the call that writes them."""
+def bind(text, q, k, v, captures=(), d_out=None):
+    """The gradients of sum(out * d_out), d_out, which is drawn unless it is given, and the call that writes them."""
     # As the PyTorch front end does.
     attention = flashlift.compile(text + " lse residual", device="cuda", implementation=forward.IMPLEMENTATION)
     out = torch.empty((*q.shape[:3], v.shape[3]), device="cuda", dtype=q.dtype)
     residual = torch.empty_like(out)
     lse = torch.empty(q.shape[:3], device="cuda", dtype=torch.float32)
     attention.bind(q, k, v, out, captures=captures, lse=lse, residual=residual)()
-    d_out = torch.randn_like(out)
+    d_out = torch.randn_like(out) if d_out is None else d_out
     gradients = [torch.full_like(x, float("nan")) for x in (q, k, v)]
     d_q, d_k, d_v = gradients
     run = attention.bind_backward(
@@ -84,6 +84,15 @@ def plain_case(s, d, dv, causal, heads, kv_heads):
     text = f"attn b{b} hq{heads} hkv{kv_heads} s{s} dqk{d} dv{dv} bf16 scale={1 / math.sqrt(d)!r}" + " causal" * causal
     gradients, d_out, run = bind(text, q, k, v)
 
+    def in_any_order():
+        found, _, call = bind(text + " nondeterministic", q, k, v, d_out=d_out)
+
+        def backward():
+            call()
+            return found
+
+        return backward
+
     def sdpa(backend):
         def call(q, k, v):
             with sdpa_kernel(backend):
@@ -100,6 +109,8 @@ def plain_case(s, d, dv, causal, heads, kv_heads):
         return lambda: by_autograd(call, rows_first[:3], rows_first[3])
 
     peers = {"cudnn": sdpa(SDPBackend.CUDNN_ATTENTION), "fa2": sdpa(SDPBackend.FLASH_ATTENTION)}
+    if forward.IMPLEMENTATION is None:
+        peers["flashlift_nondeterministic"] = in_any_order
     if forward.flash_attn_func is not None:
         # Tensors [batch, heads, length, depth] that lie in memory as [batch, length, heads, depth], which it is made
         # for.
