@@ -1,6 +1,7 @@
 #include "cuda/launch/backward/main_sm90.h"
 
 #include <algorithm>
+#include <bit>
 #include <future>
 
 #include "cuda/launch/backward/launch.h"
@@ -14,16 +15,18 @@ namespace flashlift::cuda {
 namespace {
 
 // The number of key-value heads whose blocks alternate. With more heads, fewer blocks of one head wait for each other,
-// but the L2 cache must hold what they read and the d_q that they add to: `head_bytes` of one head. Where blocks do not
-// wait, few heads are best, unless they are short (measured on an H100 and an H200: docs/lessons).
-int alternating_heads(const Sm90BackwardKernel& kernel, int64_t head_bytes, const Device& device) {
+// but the L2 cache must hold the d_q that they add to. Where blocks do not wait, few heads are best, but under a mask
+// more of short ones, whose tiles then differ less in length. (Measured on an H100 and an H200: docs/lessons.)
+int alternating_heads(const Sm90BackwardKernel& kernel, int q_len) {
   if (kernel.ordered) {
     constexpr int64_t kColumns = 2048;  // of d_q
     return static_cast<int>(kColumns / round_up(kernel.config.head_dim_padded, 64));
   }
-  constexpr int64_t kLeast = 4;
-  constexpr int64_t kMost = 16;
-  return static_cast<int>(std::clamp(device.l2_bytes / 2 / std::max<int64_t>(head_bytes, 1), kLeast, kMost));
+  constexpr unsigned kLeast = 4;
+  constexpr unsigned kMost = 16;
+  constexpr unsigned kQueries = 65536;
+  const unsigned fit = std::bit_floor(kQueries / static_cast<unsigned>(std::max(q_len, 1)));
+  return static_cast<int>(kernel.config.has_mask_mod ? std::clamp(fit, kLeast, kMost) : kLeast);
 }
 
 class MainSm90 : public BackwardMain {
@@ -111,9 +114,7 @@ class MainSm90 : public BackwardMain {
       call.row_tiles.d_q_sums = reinterpret_cast<float*>(workspace);
       const int64_t heads = int64_t{params.batch} * params.q_heads;
       rest += static_cast<CuPointer>(heads * fused_sum_bytes(*config_.fused, params.q_len));
-      const int64_t head_bytes =
-          (fused_sum_bytes(*config_.fused, params.q_len) + params.q_len * row_bytes) * params.group;
-      params.heads_per_section = alternating_heads(*config_.fused, head_bytes, device_) * params.group;
+      params.heads_per_section = alternating_heads(*config_.fused, params.q_len) * params.group;
       FLASHLIFT_RETURN_IF_ERROR(run(fused_, resident(groups * key_tiles(params)), config_.fused->config));
       if (call.arguments.d_q) {
         constexpr int kRoundedTogether = 8;  // parts for one block, most of which are already stored
