@@ -262,6 +262,8 @@ def test_sizes_that_a_graph_does_not_know():
     mask = create_block_mask(torch_mods.causal, None, None, 64, 64, device="cpu")
 
     def halves(q, k, v):
+        torch._check(q.shape[0] >= 2)  # without bounds, PyTorch 2.11 does not know that the slices of q and k are equal
+        torch._check(q.shape[0] <= 4)
         middle = q.shape[0] // 2
         parts = slice(None, middle), slice(middle, None)
         return sum(flex_attention(q[one], k[one], v[one], block_mask=mask).sum() for one in parts)
@@ -270,8 +272,8 @@ def test_sizes_that_a_graph_does_not_know():
     _, expected = gradients(halves, given)
     inputs = [one.detach().requires_grad_() for one in given]
     for one in inputs:
-        torch._dynamo.decorators.mark_unbacked(one, 0, hint_override=4, shape_id="batch", min=2, max=4)
-        torch._dynamo.decorators.mark_unbacked(one, 2, hint_override=64, shape_id="length", min=1, max=128)
+        torch._dynamo.decorators.mark_unbacked(one, 0, hint_override=4, shape_id="batch")
+        torch._dynamo.decorators.mark_unbacked(one, 2, hint_override=64, shape_id="length")
     out = compiled(halves, dynamic=True)(*inputs)
     close(torch.autograd.grad(out.sin(), inputs), expected, 1e-4)
 
