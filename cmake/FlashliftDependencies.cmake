@@ -62,7 +62,11 @@ if((FLASHLIFT_CPU AND FLASHLIFT_JIT) OR FLASHLIFT_STABLEHLO)
   endif()
   add_library(flashlift_llvm INTERFACE)
   if(FLASHLIFT_BUNDLE)
-    llvm_map_components_to_libnames(llvm_libraries orcjit native asmparser bitwriter remarks)
+    set(llvm_components asmparser bitwriter remarks)  # MLIR's
+    if(FLASHLIFT_CPU AND FLASHLIFT_JIT)
+      list(APPEND llvm_components orcjit native)
+    endif()
+    llvm_map_components_to_libnames(llvm_libraries ${llvm_components})
     flashlift_static_libraries(flashlift_llvm "^LLVM." ${llvm_libraries})
     foreach(name z zstd)  # which LLVM compresses with
       find_library(FLASHLIFT_LIB${name} lib${name}.a REQUIRED)
