@@ -14,7 +14,7 @@ export PYTHON FLASHLIFT_SETUP_LOG := $(SETUP_LOG)
 unexport PYTHONPATH PYTHONHOME
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-client test test-torch-versions test-jax-versions test-jax-users test-frameworks test-kernels test-aarch64 soak soak-lifting bench bench-peers build wheel wheel-kernels test-wheel test-packages test-dist dist install deb build-package words docs gallery test-gallery format lint lint-format lint-changed asan tsan hostile plugins fuzz setup system lint-system clean
+.PHONY: help demo demo-client test test-torch-versions test-jax-versions test-jax-users test-frameworks test-kernels test-aarch64 soak soak-lifting bench bench-peers build wheel wheel-aarch64 wheel-kernels test-wheel test-wheel-aarch64 test-packages test-dist dist install deb build-package words docs gallery test-gallery format lint lint-format lint-changed asan tsan hostile plugins fuzz setup system lint-system clean
 
 help: ## show this list
 	@echo "Flashlift: make TARGET"
@@ -96,7 +96,21 @@ wheel-kernels: build $(SETUP)/python-package ## make a wheel of machine code for
 	@$(VENV)/bin/python -m pip wheel $(BUILD)/kernels --quiet --no-deps --no-build-isolation --wheel-dir dist
 
 test-wheel: wheel ## test the wheel in a bare environment, and with PyTorch and JAX
-	@$(VENV)/bin/python scripts/test_wheel.py dist/flashlift-*.whl $(BUILD)
+	@$(VENV)/bin/python scripts/test_wheel.py dist/flashlift-*_$$(uname -m).whl $(BUILD)
+
+# auditwheel lets only tags of this machine's processor be named; test_wheel_aarch64.py checks the one that it chooses.
+wheel-aarch64: setup $(SETUP)/python-package ## cross-compile the wheel for 64-bit Arm, in dist/
+	@scripts/setup_system.sh scripts/debian-packages-package.txt scripts/debian-packages-aarch64.txt
+	@scripts/setup_aarch64.sh build-aarch64/system wheel
+	@echo "==> building the wheel for 64-bit Arm"
+	@_PYTHON_HOST_PLATFORM=linux-aarch64 $(VENV)/bin/python -m pip wheel . --quiet --no-deps --no-build-isolation \
+	  --config-settings=build-dir=build-aarch64/wheel --wheel-dir build-aarch64/made \
+	  --config-settings=cmake.define.CMAKE_TOOLCHAIN_FILE=$(CURDIR)/cmake/aarch64.cmake
+	@mkdir -p dist && PATH="$(CURDIR)/$(VENV)/bin:$$PATH" $(VENV)/bin/python -m auditwheel repair --only-plat --plat auto \
+	  --wheel-dir dist build-aarch64/made/flashlift-*.whl
+
+test-wheel-aarch64: wheel-aarch64 ## run the wheel for 64-bit Arm with numpy, under qemu-user
+	@$(VENV)/bin/python scripts/test_wheel_aarch64.py dist/flashlift-*_aarch64.whl build-aarch64
 
 dist: setup ## make the source distribution, in dist/
 	@$(VENV)/bin/python -c "from scikit_build_core.build import build_sdist; build_sdist('dist')"
@@ -116,7 +130,7 @@ deb: build-package ## make a Debian package, in dist/
 
 test-packages: wheel deb ## test the wheel and the Debian package in bare Debian 12 and 13, Ubuntu 22.04 and 24.04 (root)
 	@scripts/setup_system.sh scripts/debian-packages-systems.txt
-	@$(VENV)/bin/python scripts/test_packages.py $(BUILD) dist/flashlift_*.deb dist/flashlift-*.whl
+	@$(VENV)/bin/python scripts/test_packages.py $(BUILD) dist/flashlift_*.deb dist/flashlift-*_$$(uname -m).whl
 
 test-dist: dist ## build the source distribution in a bare environment and test the result (minutes)
 	@scripts/setup_system.sh scripts/debian-packages-package.txt
@@ -139,7 +153,7 @@ AARCH64_TESTS := support_test score_test problem_test visits_test plan_test cpu_
   random_backward_test
 test-aarch64: system ## cross-compile for 64-bit Arm, and run the CPU's tests under qemu-user (minutes)
 	@scripts/setup_system.sh scripts/debian-packages-aarch64.txt
-	@scripts/setup_aarch64.sh build-aarch64/system
+	@scripts/setup_aarch64.sh build-aarch64/system tests
 	@scripts/configure.sh aarch64 build-aarch64 $(VENV)
 	@cmake --build build-aarch64 --target $(AARCH64_TESTS) -- $(NINJA_FLAGS)
 	@ctest --test-dir build-aarch64 --output-on-failure --no-tests=error -j$(JOBS) \

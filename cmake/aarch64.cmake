@@ -1,4 +1,4 @@
-# Cross-compiles for 64-bit Arm and runs tests under qemu-user: what `make test-aarch64` uses.
+# Cross-compiles for 64-bit Arm and runs tests under qemu-user: for `make test-aarch64` and `make wheel-aarch64`.
 set(CMAKE_SYSTEM_NAME Linux)
 set(CMAKE_SYSTEM_PROCESSOR aarch64)
 set(CMAKE_C_COMPILER aarch64-linux-gnu-gcc)

@@ -46,7 +46,7 @@ def run(*command, **options):
     return done.stdout
 
 
-def check_files(prefix):
+def check_files(prefix, nm="nm"):
     """For every library and program: where it looks for others, which glibc version it needs, and which symbols it
     exports."""
     newest = (0,)
@@ -63,7 +63,7 @@ def check_files(prefix):
     assert newest <= NEWEST_GLIBC, f"glibc {newest} is asked for"
     library = prefix / "lib" / "libflashlift.so.0"
     # A demangled name has spaces; before it stand its address and its kind.
-    names = [line.split(maxsplit=2)[-1] for line in run("nm", "-DC", "--defined-only", library).splitlines()]
+    names = [line.split(maxsplit=2)[-1] for line in run(nm, "-DC", "--defined-only", library).splitlines()]
     strange = [name for name in names if "flashlift" not in name.partition("(")[0]]
     assert not strange, f"names of others can be seen: {', '.join(strange[:5])}"
     print(f"glibc {'.'.join(map(str, newest))}; {len(names)} names shown, all of them ours")
