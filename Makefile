@@ -109,7 +109,7 @@ wheel-aarch64: setup $(SETUP)/python-package ## cross-compile the wheel for 64-b
 	@mkdir -p dist && PATH="$(CURDIR)/$(VENV)/bin:$$PATH" $(VENV)/bin/python -m auditwheel repair --only-plat --plat auto \
 	  --wheel-dir dist build-aarch64/made/flashlift-*.whl
 
-test-wheel-aarch64: wheel-aarch64 ## run the wheel for 64-bit Arm with numpy, under qemu-user
+test-wheel-aarch64: wheel-aarch64 ## run the wheel for 64-bit Arm with numpy and NVRTC, under qemu-user
 	@$(VENV)/bin/python scripts/test_wheel_aarch64.py dist/flashlift-*_aarch64.whl build-aarch64
 
 dist: setup ## make the source distribution, in dist/
