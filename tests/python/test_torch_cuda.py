@@ -345,8 +345,9 @@ def test_only_gradients_of_queries_may_have_other_bits_if_that_is_asked_for():
     for attend in (flex_attention, torch.compile(flex_attention, fullgraph=True)):
         d_q, d_k, d_v = gradients(attend, deterministic=False)
         assert torch.equal(d_k, wanted[1]) and torch.equal(d_v, wanted[2])
-        # The sums differ in their last bits, and some of them are rounded to another bfloat16.
-        torch.testing.assert_close(d_q, wanted[0], atol=0, rtol=2.0**-7)
+        # The sums differ in their last bits, and some of them are rounded to another bfloat16. Of terms up to 12, sums
+        # near 0 differ by as much as others.
+        torch.testing.assert_close(d_q, wanted[0], atol=1e-5, rtol=2.0**-7)
         assert (d_q == wanted[0]).float().mean() > 0.9
 
 
