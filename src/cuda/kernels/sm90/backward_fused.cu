@@ -4,7 +4,7 @@
 // Two warpgroups have 64 keys each, and exchange their d_s of each query tile. Each computes its part of d_q with all
 // 128 keys. A warp beside the producer adds the part to d_q's f32 sums in memory by bulk copies, in the order of the
 // key tiles, so that the sums have the same bits in every run: RowTiles::last_adders records the key tile that added to
-// a part last.
+// a part last. (Without FL_ORDERED, in any order after the first one.)
 //
 // There is one block per multiprocessor, which processes several key tiles in sequence (RowTiles::next_block). While
 // the consumers write the gradients of a key tile, the keys, values and first queries of the next one are loaded. A key
