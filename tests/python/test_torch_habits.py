@@ -1,5 +1,7 @@
 """Less common uses of PyTorch: broadcast keys, profiling, other default devices, odd shapes."""
 
+import importlib
+
 import pytest
 import torch
 import torch_mods
@@ -141,6 +143,23 @@ def test_results_need_not_be_deterministic(compiles):
     run = torch.compile(attend, fullgraph=True, backend="aot_eager") if compiles else attend
     results = [(out, *torch.autograd.grad(out.sin().sum(), (q, k, v))) for out in (run(False), attend(None))]
     assert all(torch.equal(one, same) for one, same in zip(*results, strict=True))  # on a CPU
+
+
+def test_who_decides_whether_results_are_deterministic(monkeypatch):
+    module = importlib.import_module("flashlift.torch._attention.flex_attention")
+    asked = []
+    attend = module.attend
+    monkeypatch.setattr(
+        module, "attend", lambda request, *rest: asked.append(request.deterministic) or attend(request, *rest)
+    )
+    for deterministic in (None, True, False):
+        flex_attention(*tensors(), deterministic=deterministic)
+    torch.use_deterministic_algorithms(True)
+    try:
+        flex_attention(*tensors(), deterministic=False)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert asked == [True, True, False, True]
 
 
 @pytest.mark.parametrize(

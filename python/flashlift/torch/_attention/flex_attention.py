@@ -60,7 +60,7 @@ def flex_attention(
     checkpointing work. With dropout_p=0.0, as in evaluation, a seed has no effect; without dropout_p it is an error.
     deterministic: every result, gradients of captured tensors included, has the same bits in every run, unless this is
     False: the gradient of the query may then have other bits, and a backward pass on a Hopper GPU is faster, by up
-    to 30 % for long sequences.
+    to 30 % for long sequences. torch.use_deterministic_algorithms(True) overrides False.
     kernel_options: PyTorch's. BACKEND may be AUTO, TRITON, FLASH or TRITON_DECODE; all of them select the best kernel.
     return_aux: whether to also return lse and max_scores (natural logarithms, float32).
 
@@ -92,7 +92,7 @@ def flex_attention(
         mask_mod = _both(mask_mod_of_sequences(query, key, cu_seqlens), mask_mod)
     dropout_p, seed = _dropout(dropout_p, dropout_seed)
     aux = return_aux or AuxRequest(lse=return_lse)
-    in_order = deterministic is None or bool(deterministic)
+    in_order = deterministic is None or bool(deterministic) or torch.are_deterministic_algorithms_enabled()
     max_scores: torch.Tensor | None
     if torch.compiler.is_dynamo_compiling():
         # Imported late: it imports TorchDynamo, which takes seconds.
