@@ -59,8 +59,8 @@ def flex_attention(
     bits or a tensor of one, determines which. None draws it from torch's generator, so that torch.manual_seed and
     checkpointing work. With dropout_p=0.0, as in evaluation, a seed has no effect; without dropout_p it is an error.
     deterministic: every result, gradients of captured tensors included, has the same bits in every run, unless this is
-    False: the gradient of the query may then have other bits, and a backward pass on a Hopper GPU is faster, by up
-    to 30 % for long sequences. torch.use_deterministic_algorithms(True) overrides False.
+    False: the gradient of the query may then have other bits, and a Hopper GPU computes the gradients of long
+    sequences faster, up to a depth of 128. torch.use_deterministic_algorithms(True) overrides False.
     kernel_options: PyTorch's. BACKEND may be AUTO, TRITON, FLASH or TRITON_DECODE; all of them select the best kernel.
     return_aux: whether to also return lse and max_scores (natural logarithms, float32).
 
