@@ -247,23 +247,42 @@ int64_t sm90_shared_bytes(const Sm90BackwardKernel& kernel) {
   const ForwardConfig& config = kernel.config;
   const int64_t qk_row = 2 * round_up(config.head_dim_padded, 64);
   const int64_t v_row = 2 * round_up(config.value_dim_padded, 64);
+  const int64_t own_qk_row = kernel.row_box_columns == kSm90BoxColumns ? qk_row : 2 * kFusedParts * kernel.part_columns;
+  const int64_t own_v_row = 2 * round_up(config.value_dim_padded, kernel.row_box_columns);
   if (kernel.planes) {  // rows are loaded with each column tile
     constexpr int64_t kStageBookkeeping = 32;
     const int64_t stage = (config.q_tile + config.kv_tile) * (qk_row + v_row) + kStageBookkeeping;
     return config.stages * stage + kSm90Bookkeeping;
   }
   // d_s, and parts of d_q, two of each.
-  const int64_t fused = kernel.fused ? 2 * 2 * config.q_tile * config.kv_tile + 2 * 4 * 64 * 64 : 0;
+  const int64_t fused = kernel.fused ? 2 * 2 * config.q_tile * config.kv_tile + 2 * 4 * 64 * kernel.part_columns : 0;
   const bool reads_v = kernel.sums_second || kernel.captures;
   const bool of_rows = !kernel.rows_are_keys && !kernel.captures;
   const int64_t row_statistics = of_rows ? config.q_tile * kStatisticBytes : 0;
   const int64_t column_statistics = of_rows ? 0 : kStatisticBytes;
   const int64_t rows = kernel.roles ? config.q_tile / 2 : config.q_tile;
   const int64_t exchange = kernel.roles ? 2 * 2 * 64 * config.kv_tile : 0;
-  return rows * (qk_row + (reads_v ? v_row : 0)) + exchange +
+  return rows * (own_qk_row + (reads_v ? own_v_row : 0)) + exchange +
          config.kv_tile * (config.stages * (qk_row + column_statistics) + kernel.v_stages * v_row) + fused +
          row_statistics + (kernel.diagonals ? diagonal_bytes(config) : 0) + kernel.tables * kernel.table_bytes +
          kSm90Bookkeeping;
+}
+
+// How the two warpgroups of the fused kernel share d_q: halves of 128 queries, or of the columns. K's boxes are narrow
+// where half of the columns are not whole wide boxes or half of one.
+void choose_parts(Sm90BackwardKernel& kernel) {
+  constexpr int kNarrowBoxColumns = 16;
+  if (kernel.config.kv_tile > 64) {
+    kernel.part_columns = kSm90BoxColumns;
+    return;
+  }
+  kernel.part_columns =
+      static_cast<int>(round_up(divide_up(kernel.config.head_dim_padded, kFusedParts), kNarrowBoxColumns));
+  if (kernel.part_columns <= kSm90BoxColumns / 2) {
+    kernel.part_columns = kSm90BoxColumns / 2;
+  } else if (kernel.part_columns < kSm90BoxColumns) {
+    kernel.row_box_columns = kNarrowBoxColumns;
+  }
 }
 
 // Chooses as many stages as fit. Those of q and k are in use for longer, and are added first.
@@ -315,6 +334,9 @@ Sm90BackwardKernel sm90_kernel(const Problem& problem, Sm90BackwardKernel kernel
     const bool needs_more = config.scout_loads || kernel.roles;
     config.producer_registers = kernel.fused ? 24 : needs_more ? 56 : 40;
     config.consumer_registers = kernel.fused ? 240 : needs_more ? 224 : 232;
+  }
+  if (kernel.fused) {
+    choose_parts(kernel);
   }
   choose_sm90_stages(kernel);
   return kernel;
@@ -442,7 +464,8 @@ int architecture_of(const Sm90Backward& config) { return config.queries.config.a
 int64_t fused_sum_bytes(const Sm90BackwardKernel& fused, int64_t q_len) {
   const ForwardConfig& config = fused.config;
   const int64_t tiles = divide_up(q_len, config.kv_tile) + 1;  // one more, for rows that do not exist
-  return tiles * config.kv_tile * round_up(config.head_dim_padded, 64) * static_cast<int64_t>(sizeof(float));
+  constexpr int64_t kPartQueries = 64;
+  return tiles * kFusedParts * kPartQueries * fused.part_columns * static_cast<int64_t>(sizeof(float));
 }
 
 int64_t fused_sum_bytes(const Sm80FusedKernel& fused, int64_t q_len) {
@@ -559,6 +582,8 @@ std::vector<std::string> definitions(const Sm90BackwardKernel& kernel) {
   list.push_back(fmt::format("-DFL_SUMS_SECOND={:d}", kernel.sums_second));
   list.push_back(fmt::format("-DFL_FUSED={:d}", kernel.fused));
   list.push_back(fmt::format("-DFL_ORDERED={:d}", kernel.ordered));
+  list.push_back(fmt::format("-DFL_PART_COLUMNS={}", kernel.part_columns));
+  list.push_back(fmt::format("-DFL_ROW_BOX_COLUMNS={}", kernel.row_box_columns));
   list.push_back(fmt::format("-DFL_HAS_FALLBACK={:d}", kernel.has_fallback));
   list.push_back(fmt::format("-DFL_REPEATS={:d}", kernel.repeats));
   list.push_back(fmt::format("-DFL_CAPTURES={:d}", kernel.captures));

@@ -35,6 +35,8 @@ struct Sm80Backward {
   int chunks = 1;      // number of blocks that share the columns of d_k and d_v
 };
 
+inline constexpr int kSm90BoxColumns = 64;  // elements of 16 bits under a 128-byte swizzle
+
 // One of Hopper's kernels (kernels/sm90/backward_consumer.cuh).
 struct Sm90BackwardKernel {
   ForwardConfig config;  // q_tile rows for a block, kv_tile columns at a time, `stages` of q or k
@@ -44,6 +46,9 @@ struct Sm90BackwardKernel {
   bool sums_second = false;  // sums d_s * q, or d_s * k
   bool fused = false;        // rows are keys, and d_q is computed, too
   bool ordered = true;       // if fused: key tiles add to d_q in a fixed order, so that it always has the same bits
+  int part_columns = 0;      // if fused: of d_q, that one warpgroup computes
+  // Of the boxes in shared memory that hold a block's own rows: their swizzle covers a row.
+  int row_box_columns = kSm90BoxColumns;
   bool has_fallback = false;
   bool repeats = false;  // repeats the tiles that the fused kernel could not compute
   // Sums for gradients of captured tensors in place of all these; along diagonals, too.

@@ -64,22 +64,24 @@ class Product {
 };
 
 constexpr const char* kFunction = "__device__ __forceinline__ void";
-constexpr int kBoxSteps = 4;      // steps of 16 elements in a row of 128 bytes
+constexpr int kStep = 16;         // elements of a sum that an instruction adds
+constexpr int kBoxColumns = 64;   // elements of 16 bits in a row of 128 bytes
 constexpr int kRowsOfStep = 128;  // 16 rows of 128 bytes, in the unit of descriptors
 
 // Scores: both operands are in shared memory, contiguous along the sum. 16 elements are 32 bytes of a row; the next box
-// comes after a row. Overwrites d.
-std::string emit_scores(const char* name, int n, int dim, const char* type, bool reads) {
+// comes after a row. left_columns: elements in a row of the left operand's boxes. Overwrites d.
+std::string emit_scores(const char* name, int n, int dim, const char* type, bool reads, int left_columns) {
   Product product(n, type, "1, 1, 0, 0");
   const std::string a = product.input("l", "a");
   const std::string b = product.input("l", "b");
   product.step(a, b, "p");
-  for (int i = 1; i < dim / 16; ++i) {
-    const auto offset = [&](const char* box) {
-      return product.input("n", fmt::format("{} * {} + {}", i / kBoxSteps, box, i % kBoxSteps * 2));
+  for (int i = 1; i < dim / kStep; ++i) {
+    const auto offset = [&](const char* box, int columns) {
+      const int steps = columns / kStep;
+      return product.input("n", fmt::format("{} * {} + {}", i / steps, box, i % steps * 2));
     };
-    const std::string left = product.behind("x", a, offset("kLeftBox"));
-    product.step(left, product.behind("y", b, offset("kRightBox")), "t");
+    const std::string left = product.behind("x", a, offset("kLeftBox", left_columns));
+    product.step(left, product.behind("y", b, offset("kRightBox", kBoxColumns)), "t");
   }
   return fmt::format("template <int kLeftBox, int kRightBox>\n{} {}(float (&d)[{}], u64 a, u64 b) {{\n{}}}\n\n",
                      kFunction, name, product.registers(), product.body("0", reads));
@@ -90,7 +92,7 @@ std::string emit_sum(int n, int rows, const char* type) {
   Product product(n, type, "1, 1, 1");
   const std::string b = product.input("l", "b");
   const std::string adds = product.input("r", "adds");
-  for (int i = 0; i < rows / 16; ++i) {
+  for (int i = 0; i < rows / kStep; ++i) {
     std::string factors;
     for (int j = 0; j < 4; ++j) {
       factors += (j > 0 ? ", " : "") + product.input("r", fmt::format("factors[{}]", 4 * i + j));
@@ -102,15 +104,18 @@ std::string emit_sum(int n, int rows, const char* type) {
                      product.registers(), rows / 4, product.body(adds, true));
 }
 
-// A part of d_q: d_s times K, both contiguous along their rows, which are keys. Overwrites d.
-std::string emit_dq(int columns, int keys, const char* type) {
+// A part of d_q: d_s times K, both contiguous along their rows, which are keys. K is in boxes of 64 keys and
+// `box_columns` columns. Overwrites d.
+std::string emit_dq(int columns, int keys, const char* type, int box_columns) {
+  constexpr int kBoxSteps = 64 / kStep;
+  const int rows_of_step = kRowsOfStep * box_columns / kBoxColumns;
   Product product(columns, type, "1, 1, 1, 1");
   const std::string a = product.input("l", "a");
   const std::string b = product.input("l", "b");
   product.step(a, b, "p");
-  for (int i = 1; i < keys / 16; ++i) {
+  for (int i = 1; i < keys / kStep; ++i) {
     const std::string offset =
-        product.input("n", fmt::format("{} * kBox + {}", i / kBoxSteps, i % kBoxSteps * kRowsOfStep));
+        product.input("n", fmt::format("{} * kBox + {}", i / kBoxSteps, i % kBoxSteps * rows_of_step));
     const std::string left = product.behind("x", a, fmt::format("{}", i * kRowsOfStep));
     product.step(left, product.behind("y", b, offset), "t");
   }
@@ -129,7 +134,7 @@ std::string header(const std::string& text) {
 
 std::string emit_wgmma(const ForwardConfig& config) {
   const char* type = type_name(config);
-  return header(emit_scores("wgmma_qk", config.kv_tile, config.head_dim_padded, type, true) +
+  return header(emit_scores("wgmma_qk", config.kv_tile, config.head_dim_padded, type, true, kBoxColumns) +
                 emit_sum(config.value_dim_padded, config.kv_tile, type));
 }
 
@@ -139,8 +144,9 @@ std::string emit_backward_wgmma(const Sm90BackwardKernel& kernel) {
   const int rows = config.kv_tile;  // of a sum
   // Whether s and d_p share registers.
   const bool shares = !kernel.fused && !kernel.captures;
-  std::string text = emit_scores("wgmma_qk", config.kv_tile, config.head_dim_padded, type, shares) +
-                     emit_scores("wgmma_dp", config.kv_tile, config.value_dim_padded, type, shares);
+  const int left = kernel.row_box_columns;
+  std::string text = emit_scores("wgmma_qk", config.kv_tile, config.head_dim_padded, type, shares, left) +
+                     emit_scores("wgmma_dp", config.kv_tile, config.value_dim_padded, type, shares, left);
   if (kernel.captures) {
     return header(text);
   }
@@ -149,7 +155,7 @@ std::string emit_backward_wgmma(const Sm90BackwardKernel& kernel) {
     text += emit_sum(config.value_dim_padded, rows, type);
   }
   if (kernel.fused) {
-    text += emit_dq(32, config.q_tile, type) + emit_dq(64, config.q_tile, type);
+    text += emit_dq(kernel.part_columns, config.q_tile, type, kernel.row_box_columns);
   }
   return header(text);
 }

@@ -10,7 +10,8 @@ namespace {
 constexpr int kFloat16 = 6;
 constexpr int kBFloat16 = 9;
 constexpr int kNoInterleave = 0;
-constexpr int kSwizzle128 = 3;
+// Of 32, 64 and 128 bytes, by columns of 16 bits.
+constexpr int swizzle_of(int columns) { return columns == 16 ? 1 : columns == 32 ? 2 : 3; }
 constexpr int kPromoteL2To256 = 3;
 constexpr int kZeroFill = 0;
 constexpr int64_t kStrideUnit = 16;  // bytes
@@ -18,7 +19,7 @@ constexpr int64_t kLargestStride = int64_t{1} << 40;
 
 }  // namespace
 
-Result<TensorMap> encode_tensor_map(const Driver& driver, const TensorView& view, int rows) {
+Result<TensorMap> encode_tensor_map(const Driver& driver, const TensorView& view, int rows, int columns) {
   const auto element = static_cast<int64_t>(size_in_bytes(view.dtype));
   if (view.sizes[3] > 1 && view.strides[3] != 1) {
     return unsupported("the columns of {} have a stride of {} elements, but the copy engine needs contiguous columns",
@@ -44,12 +45,12 @@ Result<TensorMap> encode_tensor_map(const Driver& driver, const TensorView& view
   if (reinterpret_cast<uintptr_t>(view.data) % kStrideUnit != 0) {
     return unsupported("the memory of {} does not start at a multiple of {} bytes", describe(view), kStrideUnit);
   }
-  const uint32_t box[4] = {64, static_cast<uint32_t>(rows), 1, 1};
+  const uint32_t box[4] = {static_cast<uint32_t>(columns), static_cast<uint32_t>(rows), 1, 1};
   const uint32_t steps[4] = {1, 1, 1, 1};
   TensorMap map;
-  const CuResult result =
-      driver.cuTensorMapEncodeTiled(&map, view.dtype == DType::kBF16 ? kBFloat16 : kFloat16, 4, view.data, sizes,
-                                    strides, box, steps, kNoInterleave, kSwizzle128, kPromoteL2To256, kZeroFill);
+  const CuResult result = driver.cuTensorMapEncodeTiled(&map, view.dtype == DType::kBF16 ? kBFloat16 : kFloat16, 4,
+                                                        view.data, sizes, strides, box, steps, kNoInterleave,
+                                                        swizzle_of(columns), kPromoteL2To256, kZeroFill);
   if (result != 0) {
     return unsupported("the driver refused a tensor map for {}: {}", describe(view),
                        driver.check(result, "cuTensorMapEncodeTiled").error().message);

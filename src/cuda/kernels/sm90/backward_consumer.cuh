@@ -131,6 +131,11 @@ using PlainMask = PlainMaskTile;
 using PlainMask = WholeMask;
 #endif
 
+// The left operand of scores: the block's own rows.
+__device__ __forceinline__ u64 row_descriptor(u32 address) {
+  return kRowBoxColumns == 64 ? descriptor_k_major(address) : descriptor_narrow(address, 0);
+}
+
 struct Consumer {
   const ForwardParams& params;
   const SharedLayout& shared;

@@ -45,7 +45,7 @@ struct FusedConsumer : Consumer {
     for (int i = 0; i < kSecondSums; ++i) {
       second[i] = 0.0f;
     }
-    u64 rows_qk = descriptor_k_major(shared.rows_qk + warpgroup * kRowQkBytes);
+    u64 rows_qk = row_descriptor(shared.rows_qk + warpgroup * kRowQkBytes);
     pin(rows_qk);
     int flags;
 #pragma unroll 1
@@ -70,7 +70,7 @@ struct FusedConsumer : Consumer {
       barrier_wait(shared.v_full + 8 * rings.v_stage(), rings.v_phase());
       // (Of as many columns as rows_qk, these lie at a distance that is known: no registers.)
       const u64 rows_v = kRowVBytes == kRowQkBytes ? rows_qk + kConsumers * kRowQkBytes / 16
-                                                   : descriptor_k_major(shared.rows_v + warpgroup * kRowVBytes);
+                                                   : row_descriptor(shared.rows_v + warpgroup * kRowVBytes);
       wgmma_fence();
       issue_scores<FL_V_DIM>(d_p, rows_v, descriptor_k_major(v));
       pass_turn();
@@ -273,11 +273,15 @@ struct FusedConsumer : Consumer {
     if (exists) {
       barrier_wait(shared.gradients_full + 8 * stage, (round - 1) / kGradientStages % 2);
     }
-    // A box of columns, half of the only one, or 64 of the queries.
-    const u32 columns = kPartsOfQueries ? 0 : warpgroup * (kQkBoxes > 1 ? kRowBoxBytes : kPartColumns * 2);
+    // Whole boxes of columns, half of the only one, or 64 of the queries.
+    const u32 columns =
+        kPartsOfQueries ? 0
+                        : warpgroup * (kPartColumns < kRowBoxColumns ? kPartColumns * 2
+                                                                     : kPartColumns / kRowBoxColumns * kRowBoxBytes);
     const u32 queries = kPartsOfQueries ? warpgroup * kGradientBoxBytes : 0;
     const u64 d_s = descriptor_n_major(shared.gradients + stage * kGradientBytes + queries, 0);
-    const u64 keys = descriptor_n_major(shared.rows_qk + columns, 0);
+    const u64 keys = kRowBoxColumns == 64 ? descriptor_n_major(shared.rows_qk + columns, 0)
+                                          : descriptor_narrow(shared.rows_qk + columns, kRowBoxBytes);
     fence_async();
     wgmma_fence();
     wgmma_dq<kRowQkBytes / 16>(part, d_s, keys);
@@ -317,11 +321,12 @@ struct FusedConsumer : Consumer {
     const Strides& strides = backward.d_q_strides;
     InputElement* const row = static_cast<InputElement*>(backward.d_q) + head / params.q_heads * strides.batch +
                               head % params.q_heads * strides.head + q * strides.row + column;
+    constexpr int kEights = kPartColumns / 8;
 #pragma unroll
-    for (int first = 0; first < kPartSums / 4; first += 4) {
-      u32 pairs[2][4];
+    for (int first = 0; first < kEights; first += 4) {
+      u32 pairs[2][4] = {};
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
+      for (int i = 0; i < min(4, kEights - first); ++i) {
         float x[4] = {0.0f, 0.0f, 0.0f, 0.0f};
         if (adds) {
           asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
@@ -339,7 +344,8 @@ struct FusedConsumer : Consumer {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         transpose_quad(pairs[r]);
-        if (q + 8 * r < params.q_len && column + 8 * first + 8 <= FL_HEAD_DIM) {
+        const bool of_part = kEights % 4 == 0 || first + static_cast<int>(threadIdx.x) % 4 < kEights;
+        if (of_part && q + 8 * r < params.q_len && column + 8 * first + 8 <= FL_HEAD_DIM) {
           *reinterpret_cast<uint4*>(row + 8 * r * strides.row + 8 * first) =
               make_uint4(pairs[r][0], pairs[r][1], pairs[r][2], pairs[r][3]);
         }
@@ -435,15 +441,17 @@ __device__ __forceinline__ void round_part(const ForwardParams& params, const Ba
       reinterpret_cast<const float4*>(tiles.d_q_sums + static_cast<long long>(place) * kPartFloats);
   // A thread takes eight columns of two rows at a time: what four threads had, 64 bytes that lie together. Four
   // neighbours write 64 bytes of a row.
-  constexpr int kPieces = kPartSums / 16;
+  constexpr int kEights = kPartColumns / 8;
+  constexpr int kPieces = (kEights + 3) / 4;
   const int thread = static_cast<int>(threadIdx.x);
+  const auto of_part = [&](int piece) { return kEights % 4 == 0 || thread % 4 + 4 * piece < kEights; };
   float4 x[kPieces][4];
 #pragma unroll
   for (int piece = 0; piece < kPieces; ++piece) {
     const int from = (thread % 4 + 4 * piece) * 128 + thread / 4 * 4;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      x[piece][i] = seen ? __ldcs(sums + from + i) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+      x[piece][i] = seen && of_part(piece) ? __ldcs(sums + from + i) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
     }
   }
   const int part = place % kParts;
@@ -456,7 +464,7 @@ __device__ __forceinline__ void round_part(const ForwardParams& params, const Ba
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const int q = first + (kPartsOfQueries ? 64 * part : 0) + thread / 32 * 16 + thread % 32 / 4 + 8 * r;
-      if (q < params.q_len) {
+      if (q < params.q_len && of_part(piece)) {
         u32 packed[4];
 #pragma unroll
         for (int i = 0; i < 4; ++i) {

@@ -34,9 +34,15 @@ static_assert(FL_PRODUCER_REGISTERS + kConsumers * FL_CONSUMER_REGISTERS <= (kCo
 constexpr int kQkBoxes = (FL_QK_DIM + 63) / 64;
 constexpr int kVBoxes = (FL_V_DIM + 63) / 64;
 constexpr int kBoxRows = 64;  // of a bulk copy
-constexpr u32 kRowBoxBytes = kBoxRows * 128;
-constexpr u32 kRowQkBytes = kQkBoxes * kRowBoxBytes;  // of one warpgroup
-constexpr u32 kRowVBytes = kVBoxes * kRowBoxBytes;
+// A block's own rows may have narrow boxes, of 16 elements and with a 32-byte swizzle: the fused kernel's parts of d_q then
+// begin at any multiple of 16 columns of its keys.
+constexpr int kRowBoxColumns = FL_ROW_BOX_COLUMNS;
+static_assert(kRowBoxColumns == 64 || kRowBoxColumns == 16, "a swizzle of 128 or 32 bytes");
+constexpr int kRowQkBoxes = kRowBoxColumns == 64 ? kQkBoxes : kConsumers * FL_PART_COLUMNS / kRowBoxColumns;
+constexpr int kRowVBoxes = (FL_V_DIM + kRowBoxColumns - 1) / kRowBoxColumns;
+constexpr u32 kRowBoxBytes = kBoxRows * kRowBoxColumns * 2;
+constexpr u32 kRowQkBytes = kRowQkBoxes * kRowBoxBytes;  // of one warpgroup
+constexpr u32 kRowVBytes = kRowVBoxes * kRowBoxBytes;
 constexpr u32 kColumnBoxBytes = FL_BLOCK_N * 128;
 constexpr u32 kColumnQkBytes = kQkBoxes * kColumnBoxBytes;
 constexpr u32 kColumnVBytes = kVBoxes * kColumnBoxBytes;
@@ -72,10 +78,11 @@ constexpr u32 kRowStatisticsBytes = !kRowsAreKeys && !FL_CAPTURES ? FL_BLOCK_M *
 constexpr u32 kQkReaders = (kStatisticsBytes > 0 ? 128 : 4) * kConsumers + (FL_ROLES ? 4 * kConsumers : 0);
 constexpr u32 kVReaders = (FL_ROLES ? 8 : 4) * kConsumers;
 constexpr bool kPartsOfQueries = FL_BLOCK_N > 64;
-constexpr int kPartColumns = kPartsOfQueries ? 64 : kQkBoxes * 64 / kConsumers;
+constexpr int kPartColumns = FL_PART_COLUMNS;
 constexpr int kPartSums = kPartColumns / 2;  // of a thread
 constexpr u32 kPartBytes = 64 * kPartColumns * sizeof(float);
-static_assert(!FL_FUSED || (kPartsOfQueries ? FL_BLOCK_N == 64 * kConsumers && kQkBoxes == 1 : kQkBoxes <= kConsumers));
+static_assert(!FL_FUSED || (kPartsOfQueries ? FL_BLOCK_N == 64 * kConsumers && kPartColumns >= FL_QK_DIM
+                                            : kPartColumns * kConsumers >= FL_QK_DIM));
 // What the producer tells the warps that add parts up, and the consumers, of which tile a part is. It is at most
 // kQkStages tiles ahead of the consumers, and these are two ahead of the parts that they have made.
 constexpr int kVisitStages = FL_FUSED ? 16 : 0;

@@ -149,6 +149,8 @@ __device__ __forceinline__ void load_bytes(u32 destination, const void* source, 
       : "memory");
 }
 
+constexpr int kUnrolledRowBoxes = kRowBoxColumns == 64 ? 4 : 1;  // narrow ones are many, and registers few
+
 struct Producer {
   const ForwardParams& params;
   const RowTiles& tiles;
@@ -170,9 +172,9 @@ struct Producer {
                                                  int head, Policy... policy) const {
 #pragma unroll 1
     for (int warpgroup = 0; warpgroup < kRowWarpgroups; ++warpgroup) {
-#pragma unroll
+#pragma unroll(kUnrolledRowBoxes)
       for (int box = 0; box < kBoxes; ++box) {
-        load_box(destination + (warpgroup * kBoxes + box) * kRowBoxBytes, map, barrier, box * 64,
+        load_box(destination + (warpgroup * kBoxes + box) * kRowBoxBytes, map, barrier, box * kRowBoxColumns,
                  first + 64 * warpgroup, head, b, policy...);
       }
     }
@@ -183,13 +185,13 @@ struct Producer {
   __device__ __forceinline__ void load_keys(int first) const {
     if (leads()) {
       barrier_arrive_expect(shared.rows_full, kConsumers * kRowQkBytes);
-      load_row_boxes<kQkBoxes>(shared.rows_qk, params.k_map, shared.rows_full, first, kv_head, evict_first_policy());
+      load_row_boxes<kRowQkBoxes>(shared.rows_qk, params.k_map, shared.rows_full, first, kv_head, evict_first_policy());
     }
   }
   __device__ __forceinline__ void load_values(int first, u32 stage) const {
     if (leads()) {
-      load_row_boxes<kVBoxes>(shared.rows_v, params.v_map, shared.v_full + 8 * stage, first, kv_head,
-                              evict_first_policy());
+      load_row_boxes<kRowVBoxes>(shared.rows_v, params.v_map, shared.v_full + 8 * stage, first, kv_head,
+                                 evict_first_policy());
     }
   }
 
@@ -200,7 +202,7 @@ struct Producer {
       return;
     }
     barrier_arrive_expect(shared.rows_full, kRowWarpgroups * kRowQkBytes + kRowStatisticsBytes + more_bytes);
-    load_row_boxes<kQkBoxes>(shared.rows_qk, kRowsAreKeys ? params.k_map : params.q_map, shared.rows_full, first,
+    load_row_boxes<kRowQkBoxes>(shared.rows_qk, kRowsAreKeys ? params.k_map : params.q_map, shared.rows_full, first,
                              kRowsAreKeys ? kv_head : h);
     if (kRowStatisticsBytes > 0) {
       load_bytes(shared.row_statistics, row_statistics(params, tiles, b, h, first), kRowStatisticsBytes,
@@ -210,7 +212,7 @@ struct Producer {
   // And its d_out, or V.
   __device__ __forceinline__ void load_v_rows(int h, int first, u32 barrier) const {
     if (leads()) {
-      load_row_boxes<kComputesDp ? kVBoxes : 0>(shared.rows_v, kRowsAreKeys ? params.v_map : d_out_map, barrier, first,
+      load_row_boxes<kComputesDp ? kRowVBoxes : 0>(shared.rows_v, kRowsAreKeys ? params.v_map : d_out_map, barrier, first,
                                                 kRowsAreKeys ? kv_head : h);
     }
   }
@@ -250,13 +252,13 @@ struct Producer {
     if (leads()) {
 #pragma unroll 1
       for (int row = first; row < first + kRowWarpgroups * kBoxRows; row += kBoxRows) {
-#pragma unroll
-        for (int box = 0; box < kQkBoxes; ++box) {
-          prefetch_box(qk_map, box * 64, row, head, batch);
+#pragma unroll(kUnrolledRowBoxes)
+        for (int box = 0; box < kRowQkBoxes; ++box) {
+          prefetch_box(qk_map, box * kRowBoxColumns, row, head, batch);
         }
-#pragma unroll
-        for (int box = 0; box < (kComputesDp ? kVBoxes : 0); ++box) {
-          prefetch_box(v_map, box * 64, row, head, batch);
+#pragma unroll(kUnrolledRowBoxes)
+        for (int box = 0; box < (kComputesDp ? kRowVBoxes : 0); ++box) {
+          prefetch_box(v_map, box * kRowBoxColumns, row, head, batch);
         }
       }
     }

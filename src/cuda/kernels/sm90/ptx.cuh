@@ -204,4 +204,11 @@ __device__ __forceinline__ u64 descriptor_n_major(u32 address, u32 box_bytes) {
          (u64{1} << 62);
 }
 
+// Of 32-byte-swizzled tiles whose rows are 16 elements: groups of 8 rows are 256 bytes apart, and the next 16 columns, where
+// rows lie along K, `box_bytes`.
+__device__ __forceinline__ u64 descriptor_narrow(u32 address, u32 box_bytes) {
+  return static_cast<u64>((address & 0x3ffff) >> 4) | (static_cast<u64>(box_bytes >> 4) << 16) | (u64{16} << 32) |
+         (u64{3} << 62);
+}
+
 }  // namespace flashlift::cuda

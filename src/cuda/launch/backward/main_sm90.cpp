@@ -115,7 +115,15 @@ class MainSm90 : public BackwardMain {
       const int64_t heads = int64_t{params.batch} * params.q_heads;
       rest += static_cast<CuPointer>(heads * fused_sum_bytes(*config_.fused, params.q_len));
       params.heads_per_section = alternating_heads(*config_.fused, params.q_len) * params.group;
+      // Its K and V are rows; those of other kernels may be columns.
+      const int columns = config_.fused->row_box_columns;
+      if (columns != kSm90BoxColumns) {
+        FLASHLIFT_ASSIGN_OR_RETURN(params.k_map, encode_rows(call, call.arguments.forward.k, columns));
+        FLASHLIFT_ASSIGN_OR_RETURN(params.v_map, encode_rows(call, call.arguments.forward.v, columns));
+      }
       FLASHLIFT_RETURN_IF_ERROR(run(fused_, resident(groups * key_tiles(params)), config_.fused->config));
+      params.k_map = maps.k;
+      params.v_map = maps.v;
       if (call.arguments.d_q) {
         constexpr int kRoundedTogether = 8;  // parts for one block, most of which are already stored
         const int64_t parts = heads * call.row_tiles.tiles * kFusedParts;

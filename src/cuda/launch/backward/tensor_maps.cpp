@@ -8,12 +8,15 @@ namespace flashlift::cuda {
 
 constexpr int kBoxRows = 64;  // of a bulk copy, in all kernels
 
+Result<TensorMap> encode_rows(const BackwardCall& call, const TensorView& rows, int columns) {
+  // A tensor without elements is never read, but a descriptor needs some tensor.
+  const TensorView& exists = rows.element_count() == 0 ? call.arguments.forward.q : rows;
+  return encode_tensor_map(call.driver, exists, kBoxRows, columns);
+}
+
 Result<BackwardMaps> encode_maps(const BackwardCall& call, const void* d_out) {
   const AttentionArguments& forward = call.arguments.forward;
-  // A tensor without elements is never read, but a descriptor needs some tensor.
-  const auto encode = [&](const TensorView& view) {
-    return encode_tensor_map(call.driver, view.element_count() == 0 ? forward.q : view, kBoxRows);
-  };
+  const auto encode = [&](const TensorView& view) { return encode_rows(call, view, kSm90BoxColumns); };
   TensorView converted = call.arguments.d_out;
   if (call.problem.d_out_dtype() != call.problem.dtype) {
     converted.dtype = call.problem.dtype;
