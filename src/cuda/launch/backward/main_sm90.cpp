@@ -15,12 +15,17 @@ namespace flashlift::cuda {
 namespace {
 
 // The number of key-value heads whose blocks alternate. With more heads, fewer blocks of one head wait for each other,
-// but the L2 cache must hold the d_q that they add to. Where blocks do not wait, few heads are best, but under a mask
-// more of short ones, whose tiles then differ less in length. (Measured on an H100 and an H200: docs/lessons.)
-int alternating_heads(const Sm90BackwardKernel& kernel, int q_len) {
+// but the L2 cache must hold the d_q that they add to. Under a mask, short heads should have more key tiles than there
+// are blocks, so that those of one head do not all begin together. Where blocks do not wait, few heads are best, but
+// under a mask more of short ones, whose tiles then differ less in length. (Measured on an H100 and an H200:
+// docs/lessons.)
+int alternating_heads(const Sm90BackwardKernel& kernel, int q_len, int kv_len, int multiprocessors) {
   if (kernel.ordered) {
     constexpr int64_t kColumns = 2048;  // of d_q
-    return static_cast<int>(kColumns / round_up(kernel.config.head_dim_padded, 64));
+    const int64_t fit = kColumns / round_up(kernel.config.head_dim_padded, 64);
+    const int64_t key_tiles = divide_up(int64_t{std::max(q_len, kv_len)}, kernel.config.q_tile);
+    const int64_t more = multiprocessors * 3 / 2 / std::max<int64_t>(key_tiles, 1);
+    return static_cast<int>(kernel.config.has_mask_mod ? std::max(fit, more) : fit);
   }
   constexpr unsigned kLeast = 4;
   constexpr unsigned kMost = 16;
@@ -114,7 +119,8 @@ class MainSm90 : public BackwardMain {
       call.row_tiles.d_q_sums = reinterpret_cast<float*>(workspace);
       const int64_t heads = int64_t{params.batch} * params.q_heads;
       rest += static_cast<CuPointer>(heads * fused_sum_bytes(*config_.fused, params.q_len));
-      params.heads_per_section = alternating_heads(*config_.fused, params.q_len) * params.group;
+      params.heads_per_section =
+          alternating_heads(*config_.fused, params.q_len, params.kv_len, device_.multiprocessors) * params.group;
       // Its K and V are rows; those of other kernels may be columns.
       const int columns = config_.fused->row_box_columns;
       if (columns != kSm90BoxColumns) {
