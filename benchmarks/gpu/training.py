@@ -65,8 +65,14 @@ def contenders(mask, length):
         with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
             return F.scaled_dot_product_attention(q, k, v, is_causal=True)
 
+    def ours(deterministic):
+        return lambda q, k, v: flashlift.torch.flex_attention(
+            q, k, v, score_mod=score_mod, mask_mod=mask_mod, deterministic=deterministic
+        )
+
     found = {
-        "flashlift": lambda q, k, v: flashlift.torch.flex_attention(q, k, v, score_mod=score_mod, mask_mod=mask_mod),
+        "flashlift": ours(True),
+        "flashlift_nondeterministic": ours(False),
         "flex": lambda q, k, v: flex_attention(q, k, v, score_mod=score_mod, block_mask=block_mask),
     }
     if mask == "causal":

@@ -269,9 +269,8 @@ INSTANTIATE_TEST_SUITE_P(
         "%2 "
         "}",
         // Narrow boxes of the block's own rows, and parts of d_q of 48 columns.
-        "attn residual hq4 hkv2 sq300 skv260 d72 bf16 lse causal",
-        "attn residual h2 s400 dqk96 dv128 f16 lse cu_seqlens",
-        "attn residual h2 sq200 skv500 dqk80 dv16 bf16 nondeterministic lse"));
+        "attn hq4 hkv2 sq300 skv260 d72 bf16 lse causal", "attn h2 s400 dqk96 dv128 f16 lse cu_seqlens",
+        "attn h2 sq200 skv500 dqk80 dv16 bf16 nondeterministic lse"));
 
 // Any problem that a description allows.
 TEST(DeviceBackward, DrawnProblemsAgreeWithTheOracle) {

@@ -335,6 +335,7 @@ Sm90BackwardKernel sm90_kernel(const Problem& problem, Sm90BackwardKernel kernel
     config.producer_registers = kernel.fused ? 24 : needs_more ? 56 : 40;
     config.consumer_registers = kernel.fused ? 240 : needs_more ? 224 : 232;
   }
+  kernel.exact_output = keeps_exact_output(problem);
   if (kernel.fused) {
     choose_parts(kernel);
   }
@@ -581,6 +582,7 @@ std::vector<std::string> definitions(const Sm90BackwardKernel& kernel) {
   list.push_back(fmt::format("-DFL_SUMS_FIRST={:d}", kernel.sums_first));
   list.push_back(fmt::format("-DFL_SUMS_SECOND={:d}", kernel.sums_second));
   list.push_back(fmt::format("-DFL_FUSED={:d}", kernel.fused));
+  list.push_back(fmt::format("-DFL_EXACT_OUTPUT={:d}", kernel.exact_output));
   list.push_back(fmt::format("-DFL_ORDERED={:d}", kernel.ordered));
   list.push_back(fmt::format("-DFL_PART_COLUMNS={}", kernel.part_columns));
   list.push_back(fmt::format("-DFL_ROW_BOX_COLUMNS={}", kernel.row_box_columns));

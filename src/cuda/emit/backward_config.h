@@ -42,11 +42,12 @@ struct Sm90BackwardKernel {
   ForwardConfig config;  // q_tile rows for a block, kv_tile columns at a time, `stages` of q or k
   int v_stages = 0;      // stages of v or d_out
   bool rows_are_keys = false;
-  bool sums_first = false;   // sums p * d_out, or p * k
-  bool sums_second = false;  // sums d_s * q, or d_s * k
-  bool fused = false;        // rows are keys, and d_q is computed, too
-  bool ordered = true;       // if fused: key tiles add to d_q in a fixed order, so that it always has the same bits
-  int part_columns = 0;      // if fused: of d_q, that one warpgroup computes
+  bool sums_first = false;    // sums p * d_out, or p * k
+  bool sums_second = false;   // sums d_s * q, or d_s * k
+  bool fused = false;         // rows are keys, and d_q is computed, too
+  bool exact_output = false;  // keeps_exact_output()
+  bool ordered = true;        // if fused: key tiles add to d_q in a fixed order, so that it always has the same bits
+  int part_columns = 0;       // if fused: of d_q, that one warpgroup computes
   // Of the boxes in shared memory that hold a block's own rows: their swizzle covers a row.
   int row_box_columns = kSm90BoxColumns;
   bool has_fallback = false;
