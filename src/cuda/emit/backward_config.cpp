@@ -595,16 +595,21 @@ std::vector<std::string> definitions(const Sm90BackwardKernel& kernel) {
   return list;
 }
 
-int row_threads(const Problem& problem) {
+RowThreads row_threads(const Problem& problem) {
   constexpr int64_t kPieceBytes = 16;  // read by a thread at once
   constexpr int kWarp = 32;
-  const int64_t pieces =
-      divide_up(problem.value_dim * static_cast<int64_t>(size_in_bytes(problem.out_dtype)), kPieceBytes);
-  int threads = 1;
-  while (threads < kWarp && threads < pieces) {
-    threads *= 2;
+  constexpr int kLeastThreads = 4;  // read 64 bytes that lie together
+  constexpr int kMostPieces = 4;    // of a thread
+  const auto pieces = static_cast<int>(
+      divide_up(problem.value_dim * static_cast<int64_t>(size_in_bytes(problem.out_dtype)), kPieceBytes));
+  // As many as leave none without a piece, unless these are too few.
+  int threads = pieces & -pieces;
+  if (threads < kLeastThreads || threads > kWarp || pieces / threads > kMostPieces) {
+    threads = static_cast<int>(std::min(std::bit_ceil(static_cast<unsigned>(pieces)), unsigned{kWarp}));
   }
-  return threads;
+  const int64_t of_row = divide_up(pieces, threads);
+  const int rows = of_row == 1 ? std::clamp(threads * kLeastRowTile / kRowTileThreads, 1, kMostPieces) : 1;
+  return {.threads = threads, .rows = rows};
 }
 
 // Defines only what the kernels read, so that problems can share them. They have no captured tensors as arguments.
@@ -613,7 +618,9 @@ std::vector<std::string> preprocess_definitions(const Problem& problem, bool row
   list.push_back(fmt::format("-DFL_OUT_F32={:d}", problem.out_dtype == DType::kF32));
   list.push_back(fmt::format("-DFL_OUT_BF16={:d}", problem.out_dtype == DType::kBF16));
   list.push_back(fmt::format("-DFL_VALUE_DIM={}", problem.value_dim));
-  list.push_back(fmt::format("-DFL_ROW_THREADS={}", row_threads(problem)));
+  const RowThreads of_row = row_threads(problem);
+  list.push_back(fmt::format("-DFL_ROW_THREADS={}", of_row.threads));
+  list.push_back(fmt::format("-DFL_ROWS_OF_THREAD={}", of_row.rows));
   list.push_back(fmt::format("-DFL_D_OUT_F32={:d}", problem.d_out_dtype() == DType::kF32));
   list.push_back(fmt::format("-DFL_D_OUT_BF16={:d}", problem.d_out_dtype() == DType::kBF16));
   define_d_out(problem.dtype, problem.d_out_dtype(), list);

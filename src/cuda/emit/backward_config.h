@@ -129,8 +129,15 @@ std::vector<std::string> definitions(const CaptureConfig& config);
 // kernel: one of Hopper's in the configuration.
 std::vector<std::string> definitions(const CaptureConfig& config, const Sm90BackwardKernel& kernel);
 std::vector<std::string> definitions(const Sm90BackwardKernel& kernel);
-// The number of threads that share a row of the output in the preprocess.
-int row_threads(const Problem& problem);
+// In the preprocess, a row of the output is shared by so many threads, each of which has so many rows. Where it has
+// several, those of a block are at most kLeastRowTile, and so belong to one tile.
+inline constexpr int kLeastRowTile = 64;
+inline constexpr int kRowTileThreads = 256;  // of a block
+struct RowThreads {
+  int threads;
+  int rows;
+};
+RowThreads row_threads(const Problem& problem);
 // For the kernels before and after the main part. row_tiles: whether the statistics of rows are stored in tiles
 // (kernels/common/backward_params.h).
 std::vector<std::string> preprocess_definitions(const Problem& problem, bool row_tiles);

@@ -69,8 +69,14 @@ extern "C" __global__ void flashlift_convert_d_out(const __grid_constant__ Forwa
 namespace {
 
 // Elements that a thread reads at once: 16 bytes of out. FL_ROW_THREADS threads share a row: a power of two, at most a
-// warp.
+// warp. Each has FL_ROWS_OF_THREAD rows of one tile. All its loads are on their way before it sums, and the instructions
+// that find a row are many beside those that sum it.
 constexpr int kPiece = 16 / static_cast<int>(sizeof(OutElement::Bits));
+constexpr int kPieces = (FL_VALUE_DIM + FL_ROW_THREADS * kPiece - 1) / (FL_ROW_THREADS * kPiece);  // of a thread's row
+constexpr bool kWholePieces = FL_VALUE_DIM % (FL_ROW_THREADS * kPiece) == 0;
+constexpr int kRows = FL_ROWS_OF_THREAD;
+constexpr int kRowsApart = 256 / FL_ROW_THREADS;
+static_assert(kRows <= FL_ROW_THREADS, "a thread finishes one row");
 
 template <int kBytes>
 struct VectorOf {
@@ -93,88 +99,122 @@ struct Piece {
   };
 };
 
-// Of one row of out, of its residual or of d_out; `vector`: its pieces are aligned as vectors are. kOnce: nothing reads
-// them later, so that the L2 cache may keep d_out, which the products read.
+// kOnce: nothing reads them later, so that the L2 cache may keep d_out, which the products read.
 template <bool kOnce, typename Bits>
-__device__ __forceinline__ Piece<Bits> load_piece(const Bits* row, long long stride, int column, bool vector) {
+__device__ __forceinline__ void load_piece(Piece<Bits>& piece, const Bits* row, int column) {
   using Vector = typename Piece<Bits>::Vector;
-  Piece<Bits> piece;
 #pragma unroll
   for (int i = 0; i < Piece<Bits>::kVectors; ++i) {
-    piece.vectors[i] = Vector{};
+    const Vector* const from = reinterpret_cast<const Vector*>(row + column) + i;
+    piece.vectors[i] = kOnce ? __ldcs(from) : __ldg(from);
   }
-  if (vector) {
-#pragma unroll
-    for (int i = 0; i < Piece<Bits>::kVectors; ++i) {
-      const Vector* const from = reinterpret_cast<const Vector*>(row + column) + i;
-      piece.vectors[i] = kOnce ? __ldcs(from) : __ldg(from);
-    }
-  } else {
-#pragma unroll
-    for (int i = 0; i < kPiece; ++i) {
-      if (column + i < FL_VALUE_DIM) {
-        piece.elements[i] = row[(column + i) * stride];
-      }
-    }
-  }
-  return piece;
 }
 
-template <typename Element>
-__device__ __forceinline__ const typename Element::Bits* row_of(const void* tensor, const Strides& strides, int b,
-                                                                int h, int q) {
-  return static_cast<const typename Element::Bits*>(tensor) + b * strides.batch + h * strides.head + q * strides.row;
-}
+using OutBits = OutElement::Bits;
+using DOutBits = DOutElement::Bits;
 
-// A row among those of all heads' tiles.
-struct RowOfTile {
-  unsigned tile;
-  int within;
+// A thread's rows: the first one, and kRows - 1 more, kRowsApart after each other.
+struct TileRows {
+  unsigned tile;  // among those of all heads
+  int within;     // the tile
+  int b, h, q;
+  int count;  // that exist
 };
 
-// By 32-bit divisions only: those of 64 bits would take longer than the row's memory. Tiles have a power of two of
-// rows, as blocks have.
-__device__ __forceinline__ RowOfTile row_of_thread(const RowTiles& tiles) {
-  constexpr int kRows = 256 / FL_ROW_THREADS;  // of a block
-  const int row = static_cast<int>(threadIdx.x) / FL_ROW_THREADS;
-  if (kRows > tiles.rows) {
-    return {blockIdx.x * static_cast<unsigned>(kRows / tiles.rows) + static_cast<unsigned>(row / tiles.rows),
-            row % tiles.rows};
-  }
-  const unsigned blocks = static_cast<unsigned>(tiles.rows / kRows);  // of a tile
-  return {blockIdx.x / blocks, static_cast<int>(blockIdx.x % blocks) * kRows + row};
+// Tiles have a power of two of rows.
+__device__ __forceinline__ TileRows rows_of_thread(const ForwardParams& params, const RowTiles& tiles) {
+  const unsigned long long index = static_cast<unsigned long long>(blockIdx.x) * (kRows * kRowsApart) +
+                                   threadIdx.x / FL_ROW_THREADS;
+  const auto tile = static_cast<unsigned>(index >> (__ffs(tiles.rows) - 1));
+  const int within = static_cast<int>(index) & (tiles.rows - 1);
+  const int head = static_cast<int>(tile / static_cast<unsigned>(tiles.tiles));
+  const int q = static_cast<int>(tile % static_cast<unsigned>(tiles.tiles)) * tiles.rows + within;
+  const int b = head / params.q_heads;
+  const int after = b < params.batch ? params.q_len - q : 0;
+  return {tile, within, b, head % params.q_heads, q, min(max((after + kRowsApart - 1) / kRowsApart, 0), kRows)};
 }
 
-// This thread's share of <d_out, out>.
-__device__ __forceinline__ float row_product(const ForwardParams& params, const BackwardParams& backward,
-                                             const RowTiles& tiles, int b, int h, int q) {
-  const OutElement::Bits* const out = row_of<OutElement>(params.out, params.out_strides, b, h, q);
-  const OutElement::Bits* const residual = row_of<OutElement>(tiles.out_residual, params.out_strides, b, h, q);
-  const DOutElement::Bits* const d_out =
-      row_of<DOutElement>(backward.given_d_out, backward.given_d_out_strides, b, h, q);
-  float sum = 0.0f;
+// This thread's share of <d_out, out> of each row. There is at least one.
+__device__ __forceinline__ void sum_products(const ForwardParams& params, const BackwardParams& backward,
+                                             const RowTiles& tiles, const TileRows& rows, float (&sums)[kRows]) {
+  const Strides& strides = params.out_strides;
+  const Strides& d_out_strides = backward.given_d_out_strides;
+  const long long at = rows.b * strides.batch + rows.h * strides.head + rows.q * strides.row;
+  const OutBits* const out = static_cast<const OutBits*>(params.out) + at;
+  const OutBits* const residual = static_cast<const OutBits*>(tiles.out_residual) + at;
+  const DOutBits* const d_out = static_cast<const DOutBits*>(backward.given_d_out) + rows.b * d_out_strides.batch +
+                                rows.h * d_out_strides.head + rows.q * d_out_strides.row;
+  const bool has_residual = tiles.out_residual != nullptr;
+  const int lane = static_cast<int>(threadIdx.x) % FL_ROW_THREADS;
+  if (!tiles.vector_out) {
+#pragma unroll 1
+    for (int i = 0; i < rows.count; ++i) {
+      float sum = 0.0f;
+#pragma unroll 1
+      for (int column = lane; column < FL_VALUE_DIM; column += FL_ROW_THREADS) {
+        const long long offset = i * kRowsApart * strides.row + column * strides.column;
+        const float y =
+            DOutElement::scalar(d_out[i * kRowsApart * d_out_strides.row + column * d_out_strides.column]);
+        sum = fmaf(OutElement::scalar(out[offset]), y, sum);
+        if (has_residual) {
+          sum = fmaf(OutElement::scalar(residual[offset]), y, sum);
+        }
+      }
 #pragma unroll
-  for (int column = static_cast<int>(threadIdx.x) % FL_ROW_THREADS * kPiece; column < FL_VALUE_DIM;
-       column += FL_ROW_THREADS * kPiece) {
-    const Piece<OutElement::Bits> x = load_piece<true>(out, params.out_strides.column, column, tiles.vector_out);
-    const Piece<DOutElement::Bits> y =
-        load_piece<false>(d_out, backward.given_d_out_strides.column, column, tiles.vector_out);
-    Piece<OutElement::Bits> rest;  // all loads come before the first sum
-    if (tiles.out_residual != nullptr) {
-      rest = load_piece<true>(residual, params.out_strides.column, column, tiles.vector_out);
+      for (int j = 0; j < kRows; ++j) {
+        sums[j] = i == j ? sum : sums[j];
+      }
     }
+    return;
+  }
+  // Without branches, behind which each row's loads would be waited for: what does not exist reads what does.
+  Piece<OutBits> x[kRows][kPieces];
+  Piece<DOutBits> y[kRows][kPieces];
+  int columns[kPieces];
 #pragma unroll
-    for (int i = 0; i < kPiece; ++i) {
-      sum = fmaf(OutElement::scalar(x.elements[i]), DOutElement::scalar(y.elements[i]), sum);
+  for (int j = 0; j < kPieces; ++j) {
+    const int column = (j * FL_ROW_THREADS + lane) * kPiece;
+    columns[j] = kWholePieces || column < FL_VALUE_DIM ? column : 0;
+  }
+#pragma unroll
+  for (int i = 0; i < kRows; ++i) {
+    const int row = min(i, rows.count - 1) * kRowsApart;
+#pragma unroll
+    for (int j = 0; j < kPieces; ++j) {
+      load_piece<true>(x[i][j], out + row * strides.row, columns[j]);
+      load_piece<false>(y[i][j], d_out + row * d_out_strides.row, columns[j]);
     }
-    if (tiles.out_residual != nullptr) {
+  }
+  Piece<OutBits> rest[kRows][kPieces] = {};
+  if (has_residual) {
 #pragma unroll
-      for (int i = 0; i < kPiece; ++i) {
-        sum = fmaf(OutElement::scalar(rest.elements[i]), DOutElement::scalar(y.elements[i]), sum);
+    for (int i = 0; i < kRows; ++i) {
+      const int row = min(i, rows.count - 1) * kRowsApart;
+#pragma unroll
+      for (int j = 0; j < kPieces; ++j) {
+        load_piece<true>(rest[i][j], residual + row * strides.row, columns[j]);
       }
     }
   }
-  return sum;
+  const auto add = [&](const Piece<OutBits>(&factors)[kRows][kPieces]) {
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) {
+#pragma unroll
+      for (int j = 0; j < kPieces; ++j) {
+        float sum = 0.0f;
+#pragma unroll
+        for (int e = 0; e < kPiece; ++e) {
+          sum = fmaf(OutElement::scalar(factors[i][j].elements[e]), DOutElement::scalar(y[i][j].elements[e]), sum);
+        }
+        const bool exists = kWholePieces || (j * FL_ROW_THREADS + lane) * kPiece < FL_VALUE_DIM;
+        sums[i] += exists ? sum : 0.0f;
+      }
+    }
+  };
+  add(x);
+  if (has_residual) {
+    add(rest);
+  }
 }
 
 }  // namespace
@@ -195,38 +235,43 @@ extern "C" __global__ void __launch_bounds__(256)
        i += static_cast<long long>(gridDim.x) * blockDim.x) {
     tiles.next_block[i] = 0;
   }
-  const RowOfTile row = row_of_thread(tiles);
-  const int head = static_cast<int>(row.tile / static_cast<unsigned>(tiles.tiles));
-  const int q = static_cast<int>(row.tile % static_cast<unsigned>(tiles.tiles)) * tiles.rows + row.within;
-  const bool exists = head < params.batch * params.q_heads;
-  const int b = head / params.q_heads;
-  const int h = head % params.q_heads;
-  float lse = FL_INFINITY;
+  const TileRows rows = rows_of_thread(params, tiles);
+  const int lane = static_cast<int>(threadIdx.x) % FL_ROW_THREADS;  // and the row that this thread finishes
+  const int q = rows.q + lane * kRowsApart;
+  const bool exists = lane < rows.count;
+  const float given = exists ? params.lse[rows.b * params.lse_strides[0] + rows.h * params.lse_strides[1] +
+                                          q * params.lse_strides[2]]
+                             : -FL_INFINITY;
+  float sums[kRows] = {};
+  if (rows.count > 0) {
+    sum_products(params, backward, tiles, rows, sums);  // whatever lse is: its load is not waited for
+  }
   float delta = 0.0f;
-  bool large = false;
-  if (exists && q < params.q_len) {
-    const float given = params.lse[b * params.lse_strides[0] + h * params.lse_strides[1] + q * params.lse_strides[2]];
-    delta = row_product(params, backward, tiles, b, h, q);  // whatever lse is: its load is not waited for
-    if (given != -FL_INFINITY) {
-      lse = given == FL_INFINITY ? FL_NAN : given * kExponentUnit;  // an infinite score makes its row NaN
-      // (Scaled, it may be infinite, as that of a row without keys.)
-      large = fabsf(given) < FL_INFINITY && fabsf(lse) > kLargestOffset;
-    } else {
-      *tiles.any_empty = 1;
-    }
-  }
 #pragma unroll
-  for (int step = FL_ROW_THREADS / 2; step > 0; step /= 2) {
-    delta += __shfl_xor_sync(0xffffffff, delta, step, FL_ROW_THREADS);
+  for (int i = 0; i < kRows; ++i) {
+#pragma unroll
+    for (int step = FL_ROW_THREADS / 2; step > 0; step /= 2) {
+      sums[i] += __shfl_xor_sync(0xffffffff, sums[i], step, FL_ROW_THREADS);
+    }
+    delta = lane == i ? sums[i] : delta;
   }
-  if (exists && threadIdx.x % FL_ROW_THREADS == 0) {
-    float* const tile = tiles.statistics + static_cast<long long>(row.tile) * 2 * tiles.rows;
-    tile[row.within] = lse;
-    tile[tiles.rows + row.within] = lse < FL_INFINITY ? delta - d_lse_at(backward, b, h, q) : 0.0f;
-    if (large) {
+  if (rows.b >= params.batch || lane >= kRows) {
+    return;
+  }
+  float lse = FL_INFINITY;
+  if (given != -FL_INFINITY) {
+    lse = given == FL_INFINITY ? FL_NAN : given * kExponentUnit;  // an infinite score makes its row NaN
+    // (Scaled, it may be infinite, as that of a row without keys.)
+    if (fabsf(given) < FL_INFINITY && fabsf(lse) > kLargestOffset) {
       *tiles.any_large = 1;
     }
+  } else if (exists) {
+    *tiles.any_empty = 1;
   }
+  float* const statistics =
+      tiles.statistics + static_cast<long long>(rows.tile) * 2 * tiles.rows + rows.within + lane * kRowsApart;
+  statistics[0] = lse;
+  statistics[tiles.rows] = lse < FL_INFINITY ? delta - d_lse_at(backward, rows.b, rows.h, q) : 0.0f;
 }
 #endif
 

@@ -1,6 +1,7 @@
 #include "cuda/launch/backward/preprocess.h"
 
 #include <algorithm>
+#include <cassert>
 
 #include "cuda/launch/backward/launch.h"
 #include "cuda/launch/params.h"
@@ -143,14 +144,16 @@ Status Preprocess::fill_row_tiles(BackwardCall& call, CuPointer bounds) const {
                                     kOwnFlags * sizeof(int), call.stream));
   }
   const int64_t rows = int64_t{call.forward.batch} * call.forward.q_heads * call.row_tiles.tiles * call.row_tiles.rows;
-  const int64_t blocks = divide_up(rows * row_threads(problem_), kElementThreads);
+  const RowThreads of_row = row_threads(problem_);
+  assert(call.row_tiles.rows >= kLeastRowTile);
+  const int64_t blocks = divide_up(rows * of_row.threads, int64_t{kRowTileThreads} * of_row.rows);
   if (blocks > INT32_MAX) {
     return unsupported("{} rows are too many for one kernel launch; split the batch", rows);
   }
   std::vector<BoundsArgument> arguments;
   bounds_.place(call.forward, bounds, arguments);
   void* parameters[] = {&call.forward, &call.backward, &call.row_tiles, arguments.data()};
-  return cuda::launch(call, row_tiles_, {.x = static_cast<unsigned>(blocks), .threads = kElementThreads}, parameters);
+  return cuda::launch(call, row_tiles_, {.x = static_cast<unsigned>(blocks), .threads = kRowTileThreads}, parameters);
 }
 
 }  // namespace flashlift::cuda
