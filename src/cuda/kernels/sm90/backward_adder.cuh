@@ -11,12 +11,32 @@ constexpr int kParts = kConsumers;
 constexpr int kPartFloats = kPartBytes / sizeof(float);
 constexpr int kStored = -1;  // of RowTiles::last_adders: the part is in d_q already
 
-// May a key tile add to a part: has the one before, or without an order the first one? If so, its sums are seen from now
-// on.
+// May a key tile add to a part: has the one before, or without an order the first one?
+__device__ __forceinline__ bool allows(int last_adder, int before) {
+  return FL_ORDERED ? last_adder == before + 1 : last_adder != 0;
+}
+
+// If so, its sums are seen from now on.
 __device__ __forceinline__ bool has_added(const RowTiles& tiles, int place, int before) {
   int last;
   asm volatile("ld.acquire.gpu.s32 %0, [%1];" : "=r"(last) : "l"(tiles.last_adders + place) : "memory");
-  return FL_ORDERED ? last == before + 1 : last != 0;
+  return allows(last, before);
+}
+
+// If so, its sums are seen from the next release_part() on.
+__device__ __forceinline__ int ask_last_adder(const RowTiles& tiles, int place) {
+  int last;
+  asm volatile("ld.relaxed.gpu.s32 %0, [%1];" : "=r"(last) : "l"(tiles.last_adders + place) : "memory");
+  return last;
+}
+
+// Waits for this thread's additions, and says that the key tile has added to a part.
+__device__ __forceinline__ void release_part(const RowTiles& tiles, int place, int keys) {
+  asm volatile(
+      "cp.async.bulk.wait_group 0;\nfence.proxy.async.global;\nfence.acq_rel.gpu;\nst.relaxed.gpu.s32 [%0], %1;" ::"l"(
+          tiles.last_adders + place),
+      "r"(keys + 1)
+      : "memory");
 }
 
 __device__ __forceinline__ void wait_for_adder(const RowTiles& tiles, int place, int before) {
@@ -28,7 +48,8 @@ __device__ __forceinline__ void wait_for_adder(const RowTiles& tiles, int place,
 // last one that is added, the consumer does so itself: this thread brings it the sums of the others.
 //
 // While a part's sum comes in, the thread asks whether it is the turn of the next part, once: it takes as long, and so
-// the next part is added as soon as it is there. Not until it is: others wait for this part's sum.
+// the next part is added as soon as it is there. Not until it is: others wait for this part's sum. With an order, one fence
+// is the release of this part and the acquire of the next one's turn: two of them would take longer than a tile.
 __device__ __forceinline__ void add_parts(const SharedLayout& shared, const RowTiles& tiles, int part) {
   const u32 staged = shared.parts + part * kPartBytes;
   const u32 empty = shared.parts_empty + 8 * part;
@@ -84,17 +105,24 @@ __device__ __forceinline__ void add_parts(const SharedLayout& shared, const RowT
                      "r"(kPartBytes)
                      : "memory");
       }
-      asm volatile("cp.async.bulk.commit_group;\ncp.async.bulk.wait_group.read 0;" ::: "memory");
+      asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+      const bool asks_once = FL_ORDERED && !brings_sums;
+      const int next_last = asks_once ? ask_last_adder(tiles, next_place) : 0;
+      asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
       if (!brings_sums) {
         barrier_arrive(empty);
       }
-      next_turn = next_before >= 0 && has_added(tiles, next_place, next_before);
+      if (!asks_once) {
+        next_turn = next_before >= 0 && has_added(tiles, next_place, next_before);
+      }
       if (brings_sums && next_turn) {
         bring_sums();
       }
       if (FL_ORDERED || before < 0) {
-        asm volatile("cp.async.bulk.wait_group 0;\nfence.proxy.async.global;" ::: "memory");
-        asm volatile("st.release.gpu.s32 [%0], %1;" ::"l"(tiles.last_adders + place), "r"(keys + 1) : "memory");
+        release_part(tiles, place, keys);
+      }
+      if (asks_once) {
+        next_turn = next_before >= 0 && allows(next_last, next_before);
       }
     }
     if (brings_sums && !next_turn) {
