@@ -21,11 +21,10 @@ namespace {
 // docs/lessons.)
 int alternating_heads(const Sm90BackwardKernel& kernel, int q_len, int kv_len, int multiprocessors) {
   if (kernel.ordered) {
-    constexpr int64_t kColumns = 2048;  // of d_q
-    const int64_t fit = kColumns / round_up(kernel.config.head_dim_padded, 64);
+    constexpr int64_t kFit = 16;
     const int64_t key_tiles = divide_up(int64_t{std::max(q_len, kv_len)}, kernel.config.q_tile);
     const int64_t more = multiprocessors * 3 / 2 / std::max<int64_t>(key_tiles, 1);
-    return static_cast<int>(kernel.config.has_mask_mod ? std::max(fit, more) : fit);
+    return static_cast<int>(kernel.config.has_mask_mod ? std::max(kFit, more) : kFit);
   }
   constexpr unsigned kLeast = 4;
   constexpr unsigned kMost = 16;
