@@ -1,5 +1,6 @@
 """flashlift.jax.flash_attention: each argument compared with the same computation in jax.numpy, including gradients."""
 
+import functools
 import os
 import subprocess
 import sys
@@ -330,6 +331,17 @@ def test_precisions(precision):
     assert flash_attention(*operands(), precision=precision).dtype == jnp.float32
 
 
+def test_gradients_may_have_other_bits_if_that_is_asked_for():
+    given = operands()
+    free = functools.partial(flash_attention, deterministic_gradients=False)
+    check(free, lambda q, k, v: plain(q, k, v)[0], given)
+
+    def program(attend):
+        return jax.jit(jax.grad(lambda q, k, v: attend(q, k, v).sum())).lower(*given).as_text()
+
+    assert "nondeterministic" in program(free) and "nondeterministic" not in program(flash_attention)
+
+
 def test_what_flax_passes():
     """The keywords that linen and nnx pass; linen drops those that a function does not declare."""
     given = operands()
@@ -519,6 +531,7 @@ def test_sharded_by_an_explicit_mesh():
         ({"dropout_prob": 0.1, "dropout_seed": jnp.zeros(3)}, r"dropout_seed is float32\[3\]"),
         ({"logits_dtype": jnp.int8}, "logits_dtype is int8"),
         ({"empty_rows": "no"}, "empty_rows"),
+        ({"deterministic_gradients": "no"}, "deterministic_gradients is 'no'"),
         ({"softmax_aux": jnp.zeros((3, 2))}, "sinks"),
     ],
 )

@@ -51,6 +51,7 @@ def flash_attention(
     mask_mod: Callable[..., Any] | None = None,
     empty_rows: str = "zero",
     return_lse: bool = False,
+    deterministic_gradients: bool = True,
     mask: jax.Array | None = None,
     dropout_rng: jax.Array | None = None,
     dropout_rate: float = 0.0,
@@ -102,6 +103,8 @@ def flash_attention(
         like the query, and dropout drops the same keys as on one device.
     empty_rows: the output of a query without keys: "zero", "uniform" (the mean of value) or "nan".
     return_lse: also return float32 [batch, q_heads, q_len], the logarithm of each row's sum of exponentials.
+    deterministic_gradients: False lets the query's gradient have other bits in each run where that is faster: on Hopper
+        GPUs, for long sequences and a depth of at most 128. (Flax's `deterministic` is another thing.)
 
     The other arguments have Flax's names, so that you can pass `attention_fn=flash_attention` in linen and nnx.
 
@@ -156,6 +159,7 @@ def flash_attention(
         words.append(f"dropout={rate!r}")
     words += ["lse"] * arguments.check_flag("return_lse", return_lse)
     words += ["unnormalized"] * (not arguments.check_flag("normalize_output", normalize_output))
+    words += ["nondeterministic"] * (not arguments.check_flag("deterministic_gradients", deterministic_gradients))
 
     packed, segments = _sequences(cum_seqlens_q, cum_seqlens_k, q_segment_ids, kv_segment_ids, causal, query, key)
     if packed is not None:
