@@ -492,6 +492,31 @@ INSTANTIATE_TEST_SUITE_P(
         "d256 f16 score_mod(t: f32[?, ?]) { %0 = load t[kv, q]; %1 = mul score, %0; return %1 }"));
 
 // The kernels before and after a main part, with both forms of the rows' statistics.
+TEST(BackwardFrame, RowsOfABlockBelongToOneTile) {
+  for (const char* dtype : {"bf16", "f16 out=f32"}) {
+    for (int dim = 1; dim <= 256; ++dim) {
+      const RowThreads of_row = row_threads(problem_of(fmt::format("attn h1 s64 d{} {} lse", dim, dtype)));
+      SCOPED_TRACE(fmt::format("d{} {}: {} threads, {} rows", dim, dtype, of_row.threads, of_row.rows));
+      EXPECT_TRUE(of_row.threads > 0 && 32 % of_row.threads == 0);
+      EXPECT_LE(of_row.rows, of_row.threads);  // a thread finishes one
+      EXPECT_TRUE(of_row.rows == 1 || of_row.rows * kRowTileThreads / of_row.threads <= kLeastRowTile);
+    }
+  }
+  for (const char* text : {"d16", "d64", "d96", "d128", "d192", "d256", "dqk192 dv128", "d64 dropout=0.1"}) {
+    SCOPED_TRACE(text);
+    const Problem problem = problem_of(fmt::format("attn h2 s4096 bf16 lse residual {}", text));
+    for (const int architecture : {80, 86, 89, 90, 100, 120}) {
+      const auto portable = choose_backward_config(problem, BackwardKind::kPortable, architecture);
+      const auto hopper = choose_backward_config(problem, BackwardKind::kHopper, architecture);
+      ASSERT_TRUE(portable.ok() && hopper.ok());
+      if (const auto& fused = std::get<Sm80Backward>(*portable).fused) {
+        EXPECT_GE(fused->config.q_tile, kLeastRowTile);
+      }
+      EXPECT_GE(std::get<Sm90Backward>(*hopper).keys.config.kv_tile, kLeastRowTile);
+    }
+  }
+}
+
 TEST(BackwardFrame, CompilesAroundAnyMainPart) {
   const Result<const Nvrtc*> nvrtc = Nvrtc::get();
   ASSERT_TRUE(nvrtc.ok()) << nvrtc.error().message;
