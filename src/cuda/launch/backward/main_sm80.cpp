@@ -11,9 +11,8 @@
 namespace flashlift::cuda {
 namespace {
 
-// The number of key-value heads whose blocks alternate, so that few blocks of one head wait for each other. Those of
-// long heads without a mask stay apart by themselves, and few heads fit the L2 cache. (Measured on an H200:
-// docs/lessons.)
+// The number of key-value heads whose blocks alternate, so that few blocks of one head wait for each other. Without a
+// mask, fewer long heads are faster: their queries and sums fit the L2 cache. (Measured on an H200: docs/lessons.)
 int alternating_heads(const ForwardConfig& config, int q_len) {
   constexpr int kLong = 4096;
   return !config.has_mask_mod && q_len >= kLong ? 4 : 16;
