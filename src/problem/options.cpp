@@ -65,8 +65,8 @@ constexpr Option kOptions[] = {
      .set = [](Problem& p, const Given&) { p.want_residual = true; },
      .value_in = [](const Problem& p) { return flag(p.want_residual); }},
     {.word = {.name = "nondeterministic",
-              .doc = "the gradient of q may have other bits in each call, where that is faster: on Hopper GPUs, up to "
-                     "128 columns"},
+              .doc = "the gradient of q may have other bits in each call, where that is faster: for long sequences on "
+                     "Hopper GPUs, up to 128 columns"},
      .set = [](Problem& p, const Given&) { p.deterministic = false; },
      .value_in = [](const Problem& p) { return flag(!p.deterministic); }},
     {.word = {.name = "unnormalized", .doc = "do not divide the output by the row's sum of exponentials"},
