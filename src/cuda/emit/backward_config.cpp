@@ -242,6 +242,12 @@ int64_t bytes_of_table(int64_t bytes, int tables) {
 
 constexpr int64_t kSm90Bookkeeping = 640;  // barriers and the like
 
+// Of a part of d_q: 64 queries.
+int64_t part_bytes(const Sm90BackwardKernel& fused) {
+  constexpr int64_t kQueries = 64;
+  return kQueries * fused.part_columns * static_cast<int64_t>(sizeof(float));
+}
+
 int64_t sm90_shared_bytes(const Sm90BackwardKernel& kernel) {
   constexpr int64_t kStatisticBytes = 8;  // of a query
   const ForwardConfig& config = kernel.config;
@@ -255,7 +261,7 @@ int64_t sm90_shared_bytes(const Sm90BackwardKernel& kernel) {
     return config.stages * stage + kSm90Bookkeeping;
   }
   // d_s, and parts of d_q, two of each.
-  const int64_t fused = kernel.fused ? 2 * 2 * config.q_tile * config.kv_tile + 2 * 4 * 64 * kernel.part_columns : 0;
+  const int64_t fused = kernel.fused ? 2 * 2 * config.q_tile * config.kv_tile + kFusedParts * part_bytes(kernel) : 0;
   const bool reads_v = kernel.sums_second || kernel.captures;
   const bool of_rows = !kernel.rows_are_keys && !kernel.captures;
   const int64_t row_statistics = of_rows ? config.q_tile * kStatisticBytes : 0;
@@ -465,8 +471,7 @@ int architecture_of(const Sm90Backward& config) { return config.queries.config.a
 int64_t fused_sum_bytes(const Sm90BackwardKernel& fused, int64_t q_len) {
   const ForwardConfig& config = fused.config;
   const int64_t tiles = divide_up(q_len, config.kv_tile) + 1;  // one more, for rows that do not exist
-  constexpr int64_t kPartQueries = 64;
-  return tiles * kFusedParts * kPartQueries * fused.part_columns * static_cast<int64_t>(sizeof(float));
+  return tiles * kFusedParts * part_bytes(fused);
 }
 
 int64_t fused_sum_bytes(const Sm80FusedKernel& fused, int64_t q_len) {

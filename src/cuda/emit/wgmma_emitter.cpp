@@ -65,7 +65,6 @@ class Product {
 
 constexpr const char* kFunction = "__device__ __forceinline__ void";
 constexpr int kStep = 16;         // elements of a sum that an instruction adds
-constexpr int kBoxColumns = 64;   // elements of 16 bits in a row of 128 bytes
 constexpr int kRowsOfStep = 128;  // 16 rows of 128 bytes, in the unit of descriptors
 
 // Scores: both operands are in shared memory, contiguous along the sum. 16 elements are 32 bytes of a row; the next box
@@ -81,7 +80,7 @@ std::string emit_scores(const char* name, int n, int dim, const char* type, bool
       return product.input("n", fmt::format("{} * {} + {}", i / steps, box, i % steps * 2));
     };
     const std::string left = product.behind("x", a, offset("kLeftBox", left_columns));
-    product.step(left, product.behind("y", b, offset("kRightBox", kBoxColumns)), "t");
+    product.step(left, product.behind("y", b, offset("kRightBox", kSm90BoxColumns)), "t");
   }
   return fmt::format("template <int kLeftBox, int kRightBox>\n{} {}(float (&d)[{}], u64 a, u64 b) {{\n{}}}\n\n",
                      kFunction, name, product.registers(), product.body("0", reads));
@@ -108,7 +107,7 @@ std::string emit_sum(int n, int rows, const char* type) {
 // `box_columns` columns. Overwrites d.
 std::string emit_dq(int columns, int keys, const char* type, int box_columns) {
   constexpr int kBoxSteps = 64 / kStep;
-  const int rows_of_step = kRowsOfStep * box_columns / kBoxColumns;
+  const int rows_of_step = kRowsOfStep * box_columns / kSm90BoxColumns;
   Product product(columns, type, "1, 1, 1, 1");
   const std::string a = product.input("l", "a");
   const std::string b = product.input("l", "b");
@@ -134,7 +133,7 @@ std::string header(const std::string& text) {
 
 std::string emit_wgmma(const ForwardConfig& config) {
   const char* type = type_name(config);
-  return header(emit_scores("wgmma_qk", config.kv_tile, config.head_dim_padded, type, true, kBoxColumns) +
+  return header(emit_scores("wgmma_qk", config.kv_tile, config.head_dim_padded, type, true, kSm90BoxColumns) +
                 emit_sum(config.value_dim_padded, config.kv_tile, type));
 }
 

@@ -13,7 +13,7 @@ struct BackwardMaps {
 // rows. Errors: kUnsupported if a tensor's layout does not suit bulk copies.
 Result<BackwardMaps> encode_maps(const BackwardCall& call, const void* d_out);
 
-// K or V in boxes of so many columns.
+// K or V in boxes of so many columns, for a kernel whose own rows they are. Errors: likewise.
 Result<TensorMap> encode_rows(const BackwardCall& call, const TensorView& rows, int columns);
 
 }  // namespace flashlift::cuda
