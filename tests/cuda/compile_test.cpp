@@ -411,6 +411,7 @@ TEST_P(HopperBackwardCompiles, WithoutSpillsOrSerialisedProducts) {
   // and where the fused kernel, or a kernel with one of two wide sums, has a mask.
   constexpr int kOfQueries = 256;
   constexpr int kOfMasks = 136;
+  constexpr int kOfRings = 32;  // of the producer
   std::vector<Sm90BackwardKernel> kernels = {family.queries, family.keys};
   if (family.fused) {
     kernels = {*family.fused};
@@ -424,7 +425,7 @@ TEST_P(HopperBackwardCompiles, WithoutSpillsOrSerialisedProducts) {
     ASSERT_TRUE(kernel.ok()) << kernel.error().message;
     EXPECT_EQ(kernel->log.find("setmaxnreg ignored"), std::string::npos) << kernel->log;
     const bool both_sums = each.fused || (each.sums_first && each.sums_second && problem.head_dim > 128);
-    const int of_keys = both_sums && problem.mask_mod ? kOfMasks : 0;
+    const int of_keys = both_sums && problem.mask_mod ? kOfMasks : each.rings ? kOfRings : 0;
     const int allowed = each.rows_are_keys ? of_keys : kOfQueries;
     expect_spills_at_most(allowed, *kernel, source.name + ": " + describe(*config));
   }

@@ -6,10 +6,13 @@
 #include <cstdlib>
 #include <functional>
 #include <limits>
+#include <memory>
 #include <tuple>
 
+#include "cuda/compile/nvrtc.h"
 #include "cuda/launch/device_tensors.h"
 #include "cuda/launch/driver.h"
+#include "cuda/launch/loaded_kernel.h"
 #include "flashlift/attention.h"
 #include "problem/check.h"
 #include "support/gradients.h"
@@ -270,7 +273,11 @@ INSTANTIATE_TEST_SUITE_P(
         "}",
         // Narrow boxes of the block's own rows, and parts of d_q of 48 columns.
         "attn hq4 hkv2 sq300 skv260 d72 bf16 lse causal", "attn h2 s400 dqk96 dv128 f16 lse cu_seqlens",
-        "attn h2 sq200 skv500 dqk80 dv16 bf16 nondeterministic lse"));
+        "attn h2 sq200 skv500 dqk80 dv16 bf16 nondeterministic lse",
+        // Key tiles in rings: of all at once, also of several query heads, and of more than there are blocks. (Larger
+        // ones: tests/python/test_torch_cuda.py.)
+        "attn h2 s1000 d72 bf16 lse softcap=5", "attn hq4 hkv2 sq1100 skv1000 d16 f16 lse dropout=0.2",
+        "attn h18 s1030 d8 bf16 lse dropout=0.1"));
 
 // Any problem that a description allows.
 TEST(DeviceBackward, DrawnProblemsAgreeWithTheOracle) {
@@ -465,6 +472,94 @@ TEST(DeviceBackward, TilesOfAMultiprocessorDoNotAffectEachOther) {
     }
     const std::string differing = testing::differing_bits(x.arguments, y.arguments);
     EXPECT_TRUE(differing.empty()) << differing;
+  }
+}
+
+// A stream on which a kernel occupies the shared memory of some multiprocessors for a while.
+class BusyStream {
+ public:
+  Status begin(int multiprocessors, int milliseconds) {
+    FLASHLIFT_ASSIGN_OR_RETURN(driver_, cuda::Driver::get());
+    FLASHLIFT_RETURN_IF_ERROR(
+        driver_->check(driver_->cuStreamCreate(&stream_, cuda::kStreamNonBlocking), "cuStreamCreate"));
+    FLASHLIFT_ASSIGN_OR_RETURN(const cuda::Device device, cuda::get_device(0));
+    const cuda::KernelSource source = {
+        .name = "busy.cu",
+        .text =
+            "extern \"C\" __global__ void busy(unsigned long long nanoseconds) { unsigned long long begin, now; "
+            "asm volatile(\"mov.u64 %0, %globaltimer;\" : \"=l\"(begin)); do { asm volatile(\"mov.u64 %0, "
+            "%globaltimer;\" : \"=l\"(now)); } while (now - begin < nanoseconds); }",
+        .headers = {},
+        .options = {},
+        .architecture = device.architecture};
+    FLASHLIFT_ASSIGN_OR_RETURN(
+        library_, cuda::LoadedLibrary::compile(
+                      source, [](const cuda::KernelSource& text) -> Result<std::shared_ptr<const std::string>> {
+                        FLASHLIFT_ASSIGN_OR_RETURN(const cuda::Nvrtc* nvrtc, cuda::Nvrtc::get());
+                        FLASHLIFT_ASSIGN_OR_RETURN(cuda::CompiledKernel kernel, nvrtc->compile(text));
+                        return std::make_shared<const std::string>(std::move(kernel.cubin));
+                      }));
+    FLASHLIFT_ASSIGN_OR_RETURN(const cuda::CuKernel kernel,
+                               library_->kernel("busy", device.handle, device.shared_bytes));
+    unsigned long long nanoseconds = milliseconds * 1'000'000ULL;
+    void* parameters[] = {&nanoseconds};
+    return driver_->check(
+        driver_->cuLaunchKernel(kernel, static_cast<unsigned>(multiprocessors), 1, 1, 32, 1, 1,
+                                static_cast<unsigned>(device.shared_bytes), stream_, parameters, nullptr),
+        "cuLaunchKernel");
+  }
+  ~BusyStream() {
+    if (stream_ != nullptr) {
+      driver_->cuStreamSynchronize(stream_);
+      driver_->cuStreamDestroy(stream_);
+    }
+  }
+
+ private:
+  const cuda::Driver* driver_ = nullptr;
+  cuda::CuStream stream_ = nullptr;
+  std::shared_ptr<const cuda::LoadedLibrary> library_;
+};
+
+// Key tiles of a ring wait for each other, but must not depend on how many blocks there are at a time.
+TEST(DeviceBackward, FewFreeMultiprocessorsGiveTheSameBits) {
+  const Result<cuda::Device> gpu = cuda::get_device(0);
+  ASSERT_TRUE(gpu.ok()) << gpu.error().message;
+  for (const char* text :
+       {"attn h8 s1100 d128 bf16 lse residual", "attn b2 hq8 hkv2 sq600 skv1200 d96 f16 lse residual",
+        "attn h40 s1024 d128 bf16 lse residual softcap=20"}) {
+    SCOPED_TRACE(text);
+    const Result<Problem> problem = parse_problem(text);
+    ASSERT_TRUE(problem.ok()) << problem.error().message;
+    Random random(3);
+    const OwnedArguments forward = testing::dense_arguments(*problem, random);
+    OwnedArguments cotangents;
+    const auto shape = forward.views.out.shape();
+    const TensorView d_out = cotangents.dense(problem->d_out_dtype(), {shape.begin(), shape.end()}, random);
+    const Result<Attention> attention = Attention::compile(*problem, {.device = DeviceKind::kCuda});
+    ASSERT_TRUE(attention.ok()) << attention.error().message;
+    const OwnedGradients want = testing::make_gradients(*problem, forward.views, d_out, std::nullopt, random);
+    const auto device = cuda::DeviceGradients::copy_of(want.arguments, 0);
+    ASSERT_TRUE(device.ok()) << device.error().message;
+    Status status = attention->run(device->views().forward);
+    ASSERT_TRUE(status.ok()) << status.error().message;
+    status = attention->run_backward(device->views());
+    ASSERT_TRUE(status.ok()) << status.error().message;
+    status = device->fetch(want.arguments);
+    ASSERT_TRUE(status.ok()) << status.error().message;
+    for (const int free : {1, 3, 20}) {
+      const OwnedGradients found = testing::make_gradients(*problem, forward.views, d_out, std::nullopt, random);
+      BusyStream busy;
+      constexpr int kMilliseconds = 100;
+      status = busy.begin(gpu->multiprocessors - free, kMilliseconds);
+      ASSERT_TRUE(status.ok()) << status.error().message;
+      status = attention->run_backward(device->views());
+      ASSERT_TRUE(status.ok()) << status.error().message;
+      status = device->fetch(found.arguments);
+      ASSERT_TRUE(status.ok()) << status.error().message;
+      const std::string differing = testing::differing_bits(want.arguments, found.arguments);
+      EXPECT_TRUE(differing.empty()) << free << " free multiprocessors: " << differing;
+    }
   }
 }
 

@@ -1,6 +1,7 @@
 """flashlift.torch on a CUDA device: checks of test_torch_flex.py and test_torch_gradients.py, on torch's current
 stream."""
 
+import math
 import threading
 
 import pytest
@@ -349,6 +350,33 @@ def test_only_gradients_of_queries_may_have_other_bits_if_that_is_asked_for():
         # near 0 differ by as much as others.
         torch.testing.assert_close(d_q, wanted[0], atol=1e-5, rtol=2.0**-7)
         assert (d_q == wanted[0]).float().mean() > 0.9
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [(1, 2, 2, 1024, 128), (5, 4, 4, 4096, 128), (1, 4, 4, 8192, 96), (3, 8, 4, 2816, 128), (1, 1, 1, 16384, 128)],
+    ids=str,
+)
+def test_long_sequences_without_a_mask(shape):
+    batch, heads, kv_heads, length, depth = shape
+    inputs = tensors(torch.bfloat16, (batch, heads, kv_heads, length, length, depth, depth))
+    inputs = [one.cuda().requires_grad_() for one in inputs]
+    exact = [one.detach().float().requires_grad_() for one in inputs]
+
+    def eager(q, k, v):
+        k, v = (one.repeat_interleave(heads // kv_heads, 1) for one in (k, v))
+        return torch.softmax(q @ k.mT / math.sqrt(depth), -1) @ v
+
+    d_out = torch.randn(batch, heads, length, depth, device="cuda", dtype=torch.bfloat16)
+    wanted = torch.autograd.grad(eager(*exact), exact, d_out.float())
+    rounded = torch.autograd.grad(eager(*inputs), inputs, d_out)
+    out = flex_attention(*inputs, enable_gqa=True)
+    found = torch.autograd.grad(out, inputs, d_out, retain_graph=True)
+    for name, x, y, z in zip(("d_q", "d_k", "d_v"), found, rounded, wanted, strict=True):
+        ours, theirs = ((one.float() - z).abs().mean().item() for one in (x, y))
+        assert ours <= 1.1 * theirs, (name, ours, theirs)
+    for x, y in zip(found, torch.autograd.grad(out, inputs, d_out), strict=True):
+        assert torch.equal(x, y)
 
 
 @pytest.mark.parametrize("reader", ["key", "distance", "bucket", "plane", "head"])

@@ -47,6 +47,7 @@ struct Sm90BackwardKernel {
   bool fused = false;         // rows are keys, and d_q is computed, too
   bool exact_output = false;  // keeps_exact_output()
   bool ordered = true;        // if fused: key tiles add to d_q in a fixed order, so that it always has the same bits
+  bool rings = false;         // if fused: key tiles form rings (kernels/sm90/key_rings.cuh)
   int part_columns = 0;       // if fused: of d_q, that one warpgroup computes
   // Of the boxes in shared memory that hold a block's own rows: their swizzle covers a row.
   int row_box_columns = kSm90BoxColumns;

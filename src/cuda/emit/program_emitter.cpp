@@ -43,6 +43,12 @@ bool masks(const std::optional<Program>& score_mod) {
   });
 }
 
+}  // namespace
+
+bool finds_visits(const Problem& problem) { return problem.mask_mod || masks(problem.score_mod); }
+
+namespace {
+
 void add_bounded_captures(const Problem& problem, const Program& program, std::vector<BoundedCapture>& bounded) {
   const Motion motion(program);
   const auto moves = [&](ValueId id) { return motion.q[id] || motion.kv[id]; };

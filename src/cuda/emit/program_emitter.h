@@ -34,6 +34,9 @@ namespace flashlift::cuda {
 //   it adds surely 0 there.
 std::string emit_programs(const Problem& problem);
 
+// May tiles of scores be skipped? FL_FINDS_VISITS in kernels.
+bool finds_visits(const Problem& problem);
+
 // Text of the header bounds.cuh: FL_BOUNDS_COUNT and, for the captured tensors of bounded_captures(), BoundsArguments,
 // the function find_bounds() for all warps of a grid, and a kernel of it, flashlift_bounds.
 std::string emit_bounds(const Problem& problem);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "cuda/kernels/common/backward_params.h"
 #include "support/rounding.h"
 
 namespace flashlift::cuda {
@@ -18,6 +19,30 @@ int64_t groups_per_section(const HeadGroups& heads, const ForwardConfig& config,
   }
   const int64_t sections = divide_up(heads.groups, std::max<int64_t>(together, 1));
   return divide_up(heads.groups, std::max<int64_t>(sections, 1));
+}
+
+Rings choose_rings(int64_t heads, int64_t query_tiles, int64_t key_tiles, int multiprocessors) {
+  constexpr int64_t kHeads = 4;  // at a time
+  constexpr int64_t kSmallest = 8;
+  constexpr int64_t kBusy = 95;  // percent of the multiprocessors, at least
+  constexpr Rings kNone = {.key_tiles = 1, .heads = 0};
+  if (heads == 0 || key_tiles == 0 || query_tiles == 0) {
+    return kNone;
+  }
+  // Each key tile of a ring begins at another query tile.
+  const int64_t most = std::min(int64_t{multiprocessors}, (query_tiles - 1) / kRingDistance + 1);
+  const auto rings = [&](int64_t size) {
+    return Rings{.key_tiles = static_cast<int>(size),
+                 .heads = static_cast<int>(std::max(multiprocessors / size, int64_t{1}))};
+  };
+  if (heads * key_tiles <= multiprocessors) {  // all at once
+    return key_tiles >= kSmallest && key_tiles <= most ? rings(key_tiles) : kNone;
+  }
+  const int64_t wanted = std::min(std::max({multiprocessors / kHeads, multiprocessors / heads, int64_t{1}}), most);
+  const int64_t size = divide_up(key_tiles, divide_up(key_tiles, wanted));
+  const int64_t at_once = std::min(multiprocessors / size, heads);
+  const bool occupies = 100 * at_once * size >= kBusy * multiprocessors;
+  return size >= kSmallest && occupies ? rings(size) : kNone;
 }
 
 }  // namespace flashlift::cuda

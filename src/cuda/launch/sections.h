@@ -20,4 +20,16 @@ struct HeadGroups {
 // the other is better. (Neither effect was seen for narrow heads: docs/lessons.)
 int64_t groups_per_section(const HeadGroups& heads, const ForwardConfig& config, const Device& device);
 
+// The order in which blocks process the key tiles of the fused backward kernel if nothing is masked
+// (kernels/sm90/key_rings.cuh).
+struct Rings {
+  int key_tiles;  // of a ring. 1: there are no rings
+  int heads;      // key-value heads that take turns
+};
+
+// Where rings are faster. `heads`: batch * kv_heads; a key tile visits `query_tiles` of each query head, and so many
+// key tiles have a head. Rings of equal size must occupy all multiprocessors but a few, and at about four heads at a
+// time, whose queries and sums fit into the L2 cache. (Measured on an H200: docs/lessons/cuda_backward.md.)
+Rings choose_rings(int64_t heads, int64_t query_tiles, int64_t key_tiles, int multiprocessors);
+
 }  // namespace flashlift::cuda

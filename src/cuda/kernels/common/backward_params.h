@@ -31,8 +31,13 @@ struct PlaneLoad {
   int key_tiles;  // of a block of Hopper's kernel
 };
 
-// Which kernel counts with which of RowTiles::next_block. Fused ones and those for keys have the first.
-enum Counter { kNextKeys, kNextValues, kNextQueries, kCounters };
+// Query tiles between the starts of two key tiles of a ring (sm90/key_rings.cuh): a key tile's part of d_q is in memory
+// two tiles after its scores.
+constexpr int kRingDistance = 2;
+
+// Which kernel counts with which of RowTiles::next_block. Fused ones and those for keys have the first. kLeftKeys: how
+// many key tiles have been left, and not resumed (sm90/key_rings.cuh).
+enum Counter { kNextKeys, kNextValues, kNextQueries, kLeftKeys, kCounters };
 
 // The statistics of a row in the backward pass: p = e^(score - shift) * factor, d_score = p * (d_p - delta).
 struct alignas(16) RowGradient {
@@ -60,6 +65,7 @@ struct RowTiles {
   int* nonfinite_keys;  // becomes 1 if some key has elements that are not finite, where a mask may hide it
   // Of each part of d_q: which key tile has added to it last, plus one; -1 if the part is in d_q already.
   int* last_adders;
+  int* left_keys;   // of each key tile that is in a ring (sm90/key_rings.cuh), by the index that blocks take
   float* d_q_sums;  // [batch * q_heads][tiles], and of each what the kernel makes of it
   int rows;         // of a tile
   int tiles;        // of a query head, the one for no rows included
@@ -104,7 +110,9 @@ struct BackwardParams {
   int vector_d_q;  // its rows are contiguous and begin at multiples of 16 bytes
   int vector_d_k;
   int vector_d_v;
-  int kv_tiles;  // of the kernel that works on keys
+  int kv_tiles;      // of the kernel that works on keys
+  int ring_tiles;    // key tiles of a ring (sm90/key_rings.cuh)
+  int stores_final;  // may the fused kernel store parts of d_q that are final
 
 #if FL_CAPTURE_COUNT > 0
   CaptureGradient gradients[FL_CAPTURE_COUNT];

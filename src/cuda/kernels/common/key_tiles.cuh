@@ -29,6 +29,10 @@ __device__ __forceinline__ KeyTile key_tile(const ForwardParams& params, const B
   return {tile, head / params.kv_heads, head % params.kv_heads, first_key, min(first_key + kKeys, params.kv_len) - 1};
 }
 
+__device__ __forceinline__ int key_tile_count(const ForwardParams& params, const BackwardParams& backward) {
+  return backward.kv_tiles * params.batch * params.kv_heads;
+}
+
 // Classifies the scores of some queries and keys; `full`: whether they fill a whole tile.
 __device__ __forceinline__ TileKind classify_scores(const ForwardParams& params, int b, int h, int q_first, int q_last,
                                                     int kv_first, int kv_last, bool full) {

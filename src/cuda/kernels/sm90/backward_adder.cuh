@@ -25,9 +25,7 @@ __device__ __forceinline__ bool has_added(const RowTiles& tiles, int place, int 
 
 // If so, its sums are seen from the next release_part() on.
 __device__ __forceinline__ int ask_last_adder(const RowTiles& tiles, int place) {
-  int last;
-  asm volatile("ld.relaxed.gpu.s32 %0, [%1];" : "=r"(last) : "l"(tiles.last_adders + place) : "memory");
-  return last;
+  return load_relaxed(tiles.last_adders + place);
 }
 
 // Waits for this thread's additions, and says that the key tile has added to a part.
@@ -83,7 +81,11 @@ __device__ __forceinline__ void add_parts(const SharedLayout& shared, const RowT
     };
     bool next_turn = false;
     if ((flags & kNothing) != 0) {
-      barrier_arrive(empty);
+      if (brings_sums) {
+        fence_async();  // they come where the consumers' part is
+      } else {
+        barrier_arrive(empty);
+      }
     } else if (kStoresFinal && (flags & kFinal) != 0) {
       tiles.last_adders[place] = kStored;
       if (!brings_sums) {
@@ -130,6 +132,12 @@ __device__ __forceinline__ void add_parts(const SharedLayout& shared, const RowT
       bring_sums();
     }
     turn = next_turn;
+#if FL_RINGS
+    if ((flags & kLast) != 0) {
+      const u32 added = shared.ring + 4 * (kAddedKeyTiles + part);
+      store_shared_relaxed(added, load_shared(added) + 1);
+    }
+#endif
   }
 }
 

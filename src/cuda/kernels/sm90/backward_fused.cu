@@ -11,6 +11,7 @@
 // tile waits only for tiles of lower numbers, which blocks took before it, and iterates from the last queries to the
 // first. Under a causal mask, the first keys, which most queries see, take the most time and come first, and blocks
 // that start together process the same queries one after the other.
+// If nothing is masked, key tiles form rings instead (key_rings.cuh).
 //
 // A second kernel scales and rounds the sums.
 #include "cuda/kernels/sm90/backward_adder.cuh"
@@ -19,6 +20,15 @@
 
 namespace flashlift::cuda {
 namespace {
+
+// The key tile of an index, and behind which index no more of its ring come.
+__device__ __forceinline__ auto keys_at(const ForwardParams& params, const BackwardParams& backward, int index) {
+#if FL_RINGS
+  return ring_tile<FL_BLOCK_M>(params, backward, index);
+#else
+  return key_tile<FL_BLOCK_M>(params, backward, index);
+#endif
+}
 
 // A mask that reads captured tensors needs more registers than 64 scores leave. It is therefore evaluated while the
 // scores are computed, before d_p occupies registers. Other masks take fewer instructions if they are applied to the
@@ -36,7 +46,7 @@ struct FusedConsumer : Consumer {
   // the registers while d_k is summed. (Products in a branch make ptxas serialise all of them: the first part is of
   // nothing.)
   __device__ __forceinline__ void sweep(const BackwardParams& backward, const RowTiles& tiles) {
-    take(key_tile<FL_BLOCK_M>(params, backward, load_shared_once(shared.key_tile)));
+    take(keys_at(params, backward, load_shared_once(shared.key_tile)));
 #pragma unroll
     for (int i = 0; i < kFirstSums; ++i) {
       first[i] = 0.0f;
@@ -112,7 +122,7 @@ struct FusedConsumer : Consumer {
       ++round;
       rings.advance();
     } while ((flags & kLast) == 0);
-    finish(backward, tiles);
+    finish(backward, tiles, (flags & kLeaves) != 0);
   }
 
   // Tells the threads that add parts up that there are no more.
@@ -129,11 +139,14 @@ struct FusedConsumer : Consumer {
 
   // Behind the last tile: its part of d_q, and the gradients of the block's keys. Those of values are complete, and are
   // stored under the last two products; those of keys while the part before is still being added up.
-  __device__ __forceinline__ void finish(const BackwardParams& backward, const RowTiles& tiles) {
+  __device__ __forceinline__ void finish(const BackwardParams& backward, const RowTiles& tiles, bool leaves) {
     float part[kPartSums];
     issue_part(part, true);
     // (Which keys they are is found again, not kept: registers are short.)
-    const KeyTile keys = key_tile<FL_BLOCK_M>(params, backward, load_shared_once(shared.key_tile));
+    KeyTile keys = keys_at(params, backward, load_shared_once(shared.key_tile));
+    if (FL_RINGS && leaves) {
+      keys.first = params.kv_len;  // no row is stored
+    }
     take(keys);
     // (To spread the gradients of empty rows takes registers that the part has.)
     if (!FL_EMPTY_UNIFORM) {
@@ -386,28 +399,77 @@ __device__ __forceinline__ void look_for_nonfinite_keys(const SharedLayout& shar
   }
 }
 
+#if FL_RINGS
+// One thread: the first key tile to resume, or -1. The block's own must be complete: they may wait for it.
+__device__ __forceinline__ int wait_and_resume(const ForwardParams& params, const BackwardParams& backward,
+                                               const RowTiles& tiles, const SharedLayout& shared) {
+#pragma unroll 1
+  for (int part = 0; part < kParts; ++part) {
+    while (load_shared_relaxed(shared.ring + 4 * (kAddedKeyTiles + part)) != load_shared(shared.ring + 4 * kKeyTiles)) {
+    }
+  }
+  return resume_keys<FL_BLOCK_M>(params, backward, tiles);
+}
+
+// One thread: the index of the block's next key tile, or of none.
+__device__ __forceinline__ int take_keys(const ForwardParams& params, const BackwardParams& backward,
+                                         const RowTiles& tiles, const SharedLayout& shared) {
+  const int count = key_tile_count(params, backward);
+  int left = -1;
+  int index = count;
+  if (load_relaxed(tiles.next_block + kLeftKeys) != 0) {
+    left = wait_and_resume(params, backward, tiles, shared);
+  }
+  if (left < 0) {
+    index = atomicAdd(tiles.next_block, 1);
+    if (index >= count && load_relaxed(tiles.next_block + kLeftKeys) != 0) {  // they may have been left meanwhile
+      left = wait_and_resume(params, backward, tiles, shared);
+    }
+  }
+  if (left >= 0) {
+    index = left;
+  }
+  if (index < count) {
+    const RingTile keys = ring_tile<FL_BLOCK_M>(params, backward, index);
+    store_shared(shared.ring + 4 * kRingFirst, keys.ring.first);
+    store_shared(shared.ring + 4 * kRingSize, keys.ring.size);
+    store_shared(shared.ring + 4 * kRingPlace, keys.ring.place);
+    store_shared(shared.ring + 4 * kRingEnd, left >= 0 ? kResumes : keys.ring_end);
+    store_shared(shared.ring + 4 * kKeyTiles, load_shared(shared.ring + 4 * kKeyTiles) + 1);
+  }
+  return index;
+}
+#endif
+
 // The producer warp: key tiles until none is left. Blocks take them in the order in which they come to them.
 __device__ __forceinline__ void produce(const ForwardParams& params, const BackwardParams& backward,
                                         const RowTiles& tiles, const TensorMap& d_out_map, const SharedLayout& shared) {
-  Producer producer{params, tiles, d_out_map, shared, 0, 0, backward.vector_d_q};
+  Producer producer{params, tiles, d_out_map, shared, 0, 0, backward};
   // In one register, since they are short: the number of the key tile, and below it the phase of rows_empty.
   u32 taken = 1;
 #pragma unroll 1
   while (true) {
     int index = 0;
+#if FL_RINGS
+    if (producer.leads()) {
+      index = take_keys(params, backward, tiles, shared);
+    }
+    __syncwarp();
+#else
     if (producer.leads()) {
       index = atomicAdd(tiles.next_block, 1);
     }
+#endif
     index = __shfl_sync(0xffffffff, index, 0);
     taken = static_cast<u32>(index) * 2 + taken % 2;
     // Consumers may still read the last key tile's rows.
     const auto wait_for_rows = [&] { barrier_wait(shared.rows_empty, taken % 2); };
-    if (index >= backward.kv_tiles * params.batch * params.kv_heads) {
+    if (index >= key_tile_count(params, backward)) {
       wait_for_rows();
       producer.end();
       return;
     }
-    const KeyTile keys = key_tile<FL_BLOCK_M>(params, backward, index);
+    const auto keys = keys_at(params, backward, index);
     producer.b = keys.b;
     producer.kv_head = keys.kv_head;
     producer.prefetch_rows(params.k_map, params.v_map, keys.b, keys.kv_head, keys.first);
@@ -423,10 +485,16 @@ __device__ __forceinline__ void produce(const ForwardParams& params, const Backw
       producer.load_keys(keys.first);
     };
     const int first_head = keys.kv_head * params.group;
+    const BlockRows rows{keys.b, first_head, first_head + params.group - 1, keys.first, keys.last};
+#if FL_RINGS
+    if (!producer.load_ring(rows, kBlockVBytes, load_rows) && producer.leads()) {
+      leave_keys(tiles, static_cast<int>(taken / 2));
+    }
+#else
     // The tile for no rows.
     const ColumnTile nothing{true, first_head, (tiles.tiles - 1) * tiles.rows, kPartial};
-    producer.load_all({keys.b, first_head, first_head + params.group - 1, keys.first, keys.last}, nothing, kBlockVBytes,
-                      [] {}, load_rows);
+    producer.load_all(rows, nothing, kBlockVBytes, [] {}, load_rows);
+#endif
     taken ^= 1;
   }
 }
@@ -488,6 +556,11 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   }
   extern __shared__ __align__(1024) unsigned char shared_memory[];
   const SharedLayout shared = shared_layout(shared_address(shared_memory));
+#if FL_RINGS
+  if (threadIdx.x < kRingWords) {
+    store_shared(shared.ring + 4 * threadIdx.x, 0);
+  }
+#endif
   begin(shared, params, d_out_map);
   const int warpgroup = __shfl_sync(0xffffffff, threadIdx.x / 128, 0);
   if (warpgroup == 0) {

@@ -59,6 +59,8 @@ constexpr int kLast = 2;     // no column tile comes after it
 constexpr int kNothing = 4;  // it stands for no columns at all
 constexpr int kFirst = 8;    // no column tile comes before it
 constexpr int kFinal = 16;   // no other key tile adds to the part of d_q after it: it leaves as it is to be stored
+constexpr int kLeaves = 64;  // the block leaves its key tile after this one (key_rings.cuh)
+constexpr int kBefore = 128;  // the block's key tile has not continued at the last queries yet
 constexpr int kPlain = 32;   // it is partial, but of mask_mod no more than plain_mask_mod is to be evaluated
 
 // For the fused kernel: d_s of a column tile, in groups of 64 queries, with a row of 128 bytes per key; and a part of
@@ -93,6 +95,10 @@ enum VisitField { kVisitTile, kVisitBefore, kVisitFlags, kVisitKeys, kVisitField
 constexpr bool kStoresFinal =
     FL_FUSED && FL_ORDERED && !kPartsOfQueries && FL_HEAD_DIM % 8 == 0 && !(FL_HAS_MASK_MOD && FL_MASK_SEARCHES);
 constexpr int kNoKeys = -1;  // instead of a key tile's number: no work is left
+// What the producer knows of the block's key tile, as KeyRing and RingTile have it, how many there have been, and of how
+// many each thread that adds parts has added all.
+enum RingWord { kRingFirst, kRingSize, kRingPlace, kRingEnd, kKeyTiles, kAddedKeyTiles, kRingWords = kAddedKeyTiles + 2 };
+constexpr int kResumes = -1;  // instead of the end of a ring: another block has left the key tile
 constexpr int kNoRows = -1;  // instead of the number of a tile of rows
 // The scores whose diagonals a warpgroup sums (common/diagonals.cuh).
 constexpr u32 kDiagonalBytes =
@@ -119,6 +125,7 @@ struct SharedLayout {
   u32 parts, parts_full, parts_empty;
   u32 visits;    // kVisitFieldCount ints each
   u32 key_tile;  // an int: the number of the block's key tile, or kNoKeys
+  u32 ring;      // RingWord ints
   u32 row_tiles;  // of other kernels, an int for each of two turns: the number of the block's tile of rows, or kNoRows
   u32 diagonals;  // of each consumer
   u32 tables;     // of elements
@@ -157,7 +164,8 @@ __device__ __forceinline__ SharedLayout shared_layout(u32 base) {
   layout.cluster_turns = layout.cluster_turns_full + 8 * kClusterTurns;
   layout.visits = layout.cluster_turns + 4 * kClusterTurns;
   layout.key_tile = layout.visits + 4 * kVisitFieldCount * kVisitStages;
-  layout.row_tiles = layout.key_tile + 4;
+  layout.ring = layout.key_tile + 4;
+  layout.row_tiles = layout.ring + 4 * kRingWords;
   layout.fields = layout.row_tiles + 8;
   return layout;
 }
@@ -166,7 +174,7 @@ constexpr u32 kSharedBytes = kRowWarpgroups * kRowQkBytes + kBlockVBytes +
                              kExchangeStages * (kExchangeBytes + 16) + kClusterTurns * 12 +
                              kQkStages * (kColumnQkBytes + kStatisticsBytes + 16 + 4 * kFieldCount) +
                              kVStages * (kColumnVBytes + 16) + 24 + kGradientStages * (kGradientBytes + 16) +
-                             kPartStages * (kPartBytes + 16) + 4 * kVisitFieldCount * kVisitStages + 20 +
+                             kPartStages * (kPartBytes + 16) + 4 * kVisitFieldCount * kVisitStages + 20 + 4 * kRingWords +
                              kConsumers * kDiagonalBytes + FL_TABLES * FL_TABLE_BYTES + kRowStatisticsBytes;
 static_assert(kSharedBytes <= FL_SHARED_BYTES, "the host reserves less shared memory than the kernel uses");
 

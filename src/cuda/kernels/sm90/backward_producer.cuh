@@ -3,6 +3,7 @@
 
 #include "cuda/kernels/common/key_tiles.cuh"
 #include "cuda/kernels/sm90/backward_pipeline.cuh"
+#include "cuda/kernels/sm90/key_rings.cuh"
 
 namespace flashlift::cuda {
 
@@ -159,7 +160,7 @@ struct Producer {
   int b;
   int kv_head;
 #if FL_FUSED
-  const int& stores_final;  // may final parts of d_q leave as they are to be stored
+  const BackwardParams& backward;
 #endif
   ColumnRings rings;
   int visit = 0;
@@ -285,6 +286,23 @@ struct Producer {
   }
 
 #if FL_FUSED
+#if FL_RINGS
+  // (Registers are too few to keep it. One lane reads it, which may store the next one's then.)
+  __device__ __forceinline__ KeyRing ring() const {
+    return {load_shared_once(shared.ring + 4 * kRingFirst), load_shared_once(shared.ring + 4 * kRingSize),
+            load_shared_once(shared.ring + 4 * kRingPlace)};
+  }
+  __device__ __forceinline__ int last_step() const { return (params.q_len - 1) / FL_BLOCK_N; }
+
+  // The key tile that adds to the same d_q before this one, or -1.
+  __device__ __forceinline__ int previous_keys(int key_tile, const ColumnTile& tile) const {
+    return ring().previous(backward, last_step() - tile.first / FL_BLOCK_N);
+  }
+  // Does no key tile behind this one add to the same d_q?
+  __device__ __forceinline__ bool is_final(int key_tile, const ColumnTile& tile) const {
+    return ring().is_final(backward, last_step() - tile.first / FL_BLOCK_N);
+  }
+#else
   // The key tile that adds to the same d_q before this one, or -1.
   __device__ __forceinline__ int previous_keys(int key_tile, const ColumnTile& tile) const {
     if (tile.follows) {
@@ -325,12 +343,13 @@ struct Producer {
 #endif
     return true;
   }
+#endif
 
   // For the warp that adds parts of d_q up. A key tile's first part is never final: that warp must know of a final one
   // before the consumers have it.
   __device__ __forceinline__ void tell_visit(const ColumnTile& tile, int key_tile, int flags) {
     const int before = flags & kNothing ? -1 : previous_keys(key_tile, tile);
-    if (kStoresFinal && stores_final != 0 && (flags & kFirst) == 0 && is_final(key_tile, tile)) {
+    if (kStoresFinal && backward.stores_final != 0 && (flags & (kFirst | kNothing)) == 0 && is_final(key_tile, tile)) {
       flags |= kFinal;
     }
     if (leads()) {
@@ -369,7 +388,7 @@ struct Producer {
                                                const BehindQk& behind_qk) {
     const int head = kRowsAreKeys ? tile.h : kv_head;
     wait_for_consumers(shared.qk_empty + 8 * rings.qk.stage(), rings.qk.phase() ^ 1);
-#if FL_FUSED
+#if FL_FUSED && !FL_RINGS
     tell_visit(tile, key_tile, flags);
 #endif
     if (leads()) {
@@ -387,6 +406,10 @@ struct Producer {
       }
     }
     behind_qk();
+#if FL_RINGS
+    // Consumers that have a tile's d_out know of it. (With rings it is faster here, with a mask before the loads.)
+    tell_visit(tile, key_tile, flags);
+#endif
     wait_for_consumers(shared.v_empty + 8 * rings.v_stage(), rings.v_phase() ^ 1);
     if (leads()) {
       const u32 barrier = shared.v_full + 8 * rings.v_stage();
@@ -428,6 +451,61 @@ struct Producer {
       flags = 0;
     }
   }
+#if FL_RINGS
+  // Before a key tile continues at the last queries: waits until blocks have taken all key tiles of its ring. False: it
+  // took too long.
+  __device__ __forceinline__ bool ring_is_taken() const {
+    bool taken = false;
+    if (leads()) {
+      // A load takes some 700 cycles, and a tile 4,000: other rings come to their end meanwhile.
+      constexpr int kLoadsPerTile = 12;
+      int loads = min(params.q_len / FL_BLOCK_N + 16, 1 << 16) * kLoadsPerTile * params.group;
+      do {
+        taken = load_relaxed(tiles.next_block) >= load_shared(shared.ring + 4 * kRingEnd);
+      } while (!taken && --loads > 0);
+    }
+    return __shfl_sync(0xffffffff, taken, 0);
+  }
+
+  // As load_all(): a key tile of a ring sees all queries. False: the block leaves it.
+  template <typename BehindV>
+  __device__ __forceinline__ bool load_ring(const BlockRows& rows, u32 v_bytes, const BehindV& behind_v) {
+    const int key_tile = rows.first / FL_BLOCK_M;
+    int step = ring().start();
+    int h = rows.h;
+    int flags = kFirst | (step > 0 ? kBefore : 0);
+#pragma unroll 1
+    while (true) {
+      const bool at_end = step == last_step();
+      const ColumnTile tile{true, h, (last_step() - step) * FL_BLOCK_N};
+      if ((flags & kBefore) != 0) {
+        if (load_shared_once(shared.ring + 4 * kRingEnd) == kResumes) {
+          flags |= kNothing;
+        } else if (at_end && !ring_is_taken()) {
+          flags |= kLeaves | kLast;
+        }
+      }
+      step = at_end ? 0 : step + 1;
+      if (step == ring().start()) {
+        flags |= h == rows.last_h ? kLast : 0;
+        ++h;
+      }
+      if (rows.first + FL_BLOCK_M > params.kv_len || tile.first + FL_BLOCK_N > params.q_len) {
+        flags |= kPartial;
+      }
+      const ColumnRings at = rings;
+      load_columns(tile, key_tile, flags, (flags & kFirst) != 0 ? v_bytes : 0, [] {});
+      if ((flags & kFirst) != 0) {
+        behind_v(at);
+      }
+      if ((flags & kLast) != 0) {
+        return (flags & kLeaves) == 0;
+      }
+      flags = at_end ? 0 : flags & kBefore;
+    }
+  }
+#endif
+
   // With rows that the block has already.
   __device__ __forceinline__ void load_all(const BlockRows& rows, const ColumnTile& nothing) {
     load_all(rows, nothing, 0, [] {}, [](const ColumnRings&) {});

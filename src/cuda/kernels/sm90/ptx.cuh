@@ -211,4 +211,21 @@ __device__ __forceinline__ u64 descriptor_narrow(u32 address, u32 box_bytes) {
          (u64{3} << 62);
 }
 
+// What other warps write meanwhile: ptxas may keep the values of other loads.
+__device__ __forceinline__ int load_shared_relaxed(u32 address) {
+  int value;
+  asm volatile("ld.relaxed.cta.shared::cta.s32 %0, [%1];" : "=r"(value) : "r"(address) : "memory");
+  return value;
+}
+__device__ __forceinline__ void store_shared_relaxed(u32 address, int value) {
+  asm volatile("st.relaxed.cta.shared::cta.s32 [%0], %1;" ::"r"(address), "r"(value) : "memory");
+}
+
+// What other blocks write.
+__device__ __forceinline__ int load_relaxed(const int* address) {
+  int value;
+  asm volatile("ld.relaxed.gpu.s32 %0, [%1];" : "=r"(value) : "l"(address) : "memory");
+  return value;
+}
+
 }  // namespace flashlift::cuda

@@ -22,7 +22,8 @@ RowStatistics statistics_of(const Sm90Backward& config) {
   return {.tile = kernel.config.kv_tile,
           .from_output = true,
           .parts = config.fused ? kFusedParts : 0,
-          .asks_for_large = config.fallback.has_value()};
+          .asks_for_large = config.fallback.has_value(),
+          .ring_keys = config.fused && config.fused->rings ? kernel.config.q_tile : 0};
 }
 
 int64_t row_gradient_bytes(const ForwardParams& params) {

@@ -23,6 +23,7 @@ struct RowStatistics {
   // In how many parts blocks add to a tile's d_q, in the order of RowTiles::last_adders. 0: they do not.
   int parts = 0;
   bool asks_for_large = false;  // is RowTiles::any_large read
+  int ring_keys = 0;            // keys of each element of RowTiles::left_keys. 0: there is none
 };
 RowStatistics row_statistics(const BackwardConfig& config);
 // Device memory of its own that BackwardMain::launch() gets, which may hold anything. Reads shapes and lengths only.

@@ -118,8 +118,7 @@ class MainSm90 : public BackwardMain {
       call.row_tiles.d_q_sums = reinterpret_cast<float*>(workspace);
       const int64_t heads = int64_t{params.batch} * params.q_heads;
       rest += static_cast<CuPointer>(heads * fused_sum_bytes(*config_.fused, params.q_len));
-      params.heads_per_section =
-          alternating_heads(*config_.fused, params.q_len, params.kv_len, device_.multiprocessors) * params.group;
+      order_key_tiles(call);
       // Its K and V are rows; those of other kernels may be columns.
       const int columns = config_.fused->row_box_columns;
       if (columns != kSm90BoxColumns) {
@@ -172,6 +171,24 @@ class MainSm90 : public BackwardMain {
       return {};
     }
   };
+
+  // In which order the blocks of the fused kernel process key tiles, and what they do with final parts of d_q.
+  void order_key_tiles(BackwardCall& call) const {
+    const Sm90BackwardKernel& kernel = *config_.fused;
+    ForwardParams& params = call.forward;
+    const Rings rings = kernel.rings ? choose_rings(int64_t{params.batch} * params.kv_heads,
+                                                    divide_up(params.q_len, kernel.config.kv_tile), key_tiles(params),
+                                                    device_.multiprocessors)
+                                     : Rings{.key_tiles = 1, .heads = 0};
+    call.backward.ring_tiles = rings.key_tiles;
+    const bool has_rings = rings.key_tiles > 1;
+    const int heads =
+        has_rings ? rings.heads : alternating_heads(kernel, params.q_len, params.kv_len, device_.multiprocessors);
+    params.heads_per_section = heads * params.group;
+    // Consumers that store final parts are late for their ring, which costs more than to round long sums afterwards.
+    constexpr int kLongQueries = 4096;
+    call.backward.stores_final = call.backward.vector_d_q && !(has_rings && params.q_len >= kLongQueries);
+  }
 
   int64_t query_tiles(const ForwardParams& params) const {
     return divide_up(params.q_len, config_.queries.config.q_tile);

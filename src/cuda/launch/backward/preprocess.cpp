@@ -18,7 +18,7 @@ T* at(CuPointer memory, int64_t offset) {
 int64_t row_count(const ForwardParams& params) { return int64_t{params.batch} * params.q_heads * params.q_len; }
 
 // The integers of RowTiles: two of the preprocess's own, then counters and a flag of all blocks; those of parts of d_q
-// come behind them.
+// and of key tiles come behind them.
 constexpr int64_t kOwnFlags = 2;
 constexpr int64_t kFlags = kOwnFlags + kCounters + 1;
 
@@ -56,7 +56,11 @@ int64_t Preprocess::d_out_bytes(const ForwardParams& params) const {
 }
 
 int64_t Preprocess::flag_count(const ForwardParams& params) const {
-  return kFlags + int64_t{params.batch} * params.q_heads * tile_count(params, statistics_.tile) * statistics_.parts;
+  const int64_t key_tiles = statistics_.ring_keys > 0 ? divide_up(params.kv_len, statistics_.ring_keys) : 0;
+  return kFlags + part_count(params) + int64_t{params.batch} * params.kv_heads * key_tiles;
+}
+int64_t Preprocess::part_count(const ForwardParams& params) const {
+  return int64_t{params.batch} * params.q_heads * tile_count(params, statistics_.tile) * statistics_.parts;
 }
 
 Preprocess::Places Preprocess::lay_out(const ForwardParams& params, Layout& layout) const {
@@ -90,6 +94,7 @@ void Preprocess::place(const Places& places, CuPointer memory, BackwardCall& cal
                       .next_block = at<int>(memory, places.flags) + kOwnFlags,
                       .nonfinite_keys = at<int>(memory, places.flags) + kOwnFlags + kCounters,
                       .last_adders = at<int>(memory, places.flags) + kFlags,
+                      .left_keys = at<int>(memory, places.flags) + kFlags + part_count(call.forward),
                       .d_q_sums = nullptr,
                       .rows = statistics_.tile,
                       .tiles = static_cast<int>(tile_count(call.forward, statistics_.tile)),

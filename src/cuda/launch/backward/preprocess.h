@@ -34,6 +34,7 @@ class Preprocess {
  private:
   // The integers of RowTiles.
   int64_t flag_count(const ForwardParams& params) const;
+  int64_t part_count(const ForwardParams& params) const;  // of d_q
   int64_t d_out_bytes(const ForwardParams& params) const;
   void place_d_out(const Places& places, CuPointer memory, BackwardCall& call) const;
   Status fill_row_tiles(BackwardCall& call, CuPointer bounds) const;

@@ -1,0 +1,111 @@
+// The order in which the key tiles of a head add to its d_q, if every key tile sees all queries (FL_RINGS).
+//
+// If all blocks began at the last queries, each would wait for the one before at every tile. Therefore,
+// BackwardParams::ring_tiles key tiles form a ring: they begin kRingDistance steps apart, the last one at the last queries,
+// which are step 0, and the first one furthest on. A key tile iterates from where it begins to the first queries, and then
+// from the last queries on. So it comes to a step some time after the key tile before it, and seldom waits.
+//
+// The order at a step: first those that come there before they continue at the last queries, in the order of their
+// numbers, and then the others. All key tiles of a ring add before those of the next ring.
+//
+// The key tiles of a ring wait for each other in a circle, so that blocks must process all of them at the same time.
+// Usually they do, since a ring has fewer key tiles than there are multiprocessors. But other kernels may occupy
+// multiprocessors for as long as they like. Before a block continues at the last queries, it therefore waits until blocks
+// have taken all key tiles of the ring, but not for long. Otherwise it leaves its key tile, whose parts of d_q until then
+// are added already, and takes another one. A block that resumes a key tile computes it from its beginning, but adds nothing
+// to d_q before it continues at the last queries. Blocks resume in the order of the key tiles, before they take new ones,
+// and when their own are complete. So even a single block finishes, and the sums have the same bits.
+#pragma once
+
+#include "cuda/kernels/common/key_tiles.cuh"
+#include "cuda/kernels/sm90/ptx.cuh"
+
+namespace flashlift::cuda {
+
+// A key tile's place in its ring.
+struct KeyRing {
+  int first;  // key tile of the ring
+  int size;
+  int place;  // of the key tile
+
+  // The step at which the key tile begins. Before it continues at step 0, it waits for no later key tile.
+  __device__ __forceinline__ int start() const { return (size - 1 - place) * kRingDistance; }
+
+  // The key tile that adds to a step's d_q before this one, or -1.
+  __device__ __forceinline__ int previous(const BackwardParams& backward, int step) const {
+    if (place != leader(size, step)) {
+      return first + before(size, place);
+    }
+    // The ring before has all of its key tiles.
+    const int whole = backward.ring_tiles;
+    return first == 0 ? -1 : first - whole + before(whole, leader(whole, step));
+  }
+
+  // Does no other key tile add to a step's d_q after this one?
+  __device__ __forceinline__ bool is_final(const BackwardParams& backward, int step) const {
+    return first + size == backward.kv_tiles && place == before(size, leader(size, step));
+  }
+
+ private:
+  // The place of the first key tile that comes to a step.
+  static __device__ __forceinline__ int leader(int size, int step) { return max(size - 1 - step / kRingDistance, 0); }
+  static __device__ __forceinline__ int before(int size, int place) { return place == 0 ? size - 1 : place - 1; }
+};
+
+// As key_tile(), but the heads of a section take turns with whole rings.
+struct RingTile : KeyTile {
+  KeyRing ring;
+  int ring_end;  // the index behind those of its ring
+};
+template <int kKeys>
+__device__ __forceinline__ RingTile ring_tile(const ForwardParams& params, const BackwardParams& backward, int index) {
+  const int section_heads = params.heads_per_section / params.group;
+  const int section = index / (section_heads * backward.kv_tiles);
+  const int within = index - section * section_heads * backward.kv_tiles;
+  const int first_head = section * section_heads;
+  const int heads = min(section_heads, params.batch * params.kv_heads - first_head);
+  const int first_tile = within / (heads * backward.ring_tiles) * backward.ring_tiles;
+  const int size = min(backward.ring_tiles, backward.kv_tiles - first_tile);
+  const int within_rings = within - first_tile * heads;
+  const int ring = within_rings / size;
+  const int place = within_rings - ring * size;
+  const int head = first_head + ring;
+  const int tile = first_tile + place;
+  const int first_key = tile * kKeys;
+  return {{tile, head / params.kv_heads, head % params.kv_heads, first_key,
+           min(first_key + kKeys, params.kv_len) - 1},
+          {first_tile, size, place},
+          index - place + size};
+}
+
+// What RowTiles::left_keys has of a key tile.
+enum LeftKeys { kNotLeft, kLeftByBlock, kResumed };
+
+// One thread: notes that its block has left the key tile of an index.
+__device__ __forceinline__ void leave_keys(const RowTiles& tiles, int index) {
+  atomicExch(tiles.left_keys + index, static_cast<int>(kLeftByBlock));
+  __threadfence();
+  atomicAdd(tiles.next_block + kLeftKeys, 1);
+}
+
+// One thread: the first key tile to resume, of a ring of which all have been taken, or -1.
+template <int kKeys>
+__device__ __forceinline__ int resume_keys(const ForwardParams& params, const BackwardParams& backward,
+                                           const RowTiles& tiles) {
+  if (load_relaxed(tiles.next_block + kLeftKeys) == 0) {
+    return -1;
+  }
+  const int taken = min(load_relaxed(tiles.next_block), key_tile_count(params, backward));
+#pragma unroll 1
+  for (int index = 0; index < taken; ++index) {
+    if (load_relaxed(tiles.left_keys + index) == kLeftByBlock &&
+        ring_tile<kKeys>(params, backward, index).ring_end <= taken &&
+        atomicCAS(tiles.left_keys + index, kLeftByBlock, kResumed) == kLeftByBlock) {
+      atomicSub(tiles.next_block + kLeftKeys, 1);
+      return index;
+    }
+  }
+  return -1;
+}
+
+}  // namespace flashlift::cuda
