@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "cuda/kernels/common/backward_params.h"
+#include "cuda/kernels/common/key_ring.h"
 #include "support/rounding.h"
 
 namespace flashlift::cuda {

@@ -31,10 +31,6 @@ struct PlaneLoad {
   int key_tiles;  // of a block of Hopper's kernel
 };
 
-// Query tiles between the starts of two key tiles of a ring (sm90/key_rings.cuh): a key tile's part of d_q is in memory
-// two tiles after its scores.
-constexpr int kRingDistance = 2;
-
 // Which kernel counts with which of RowTiles::next_block. Fused ones and those for keys have the first. kLeftKeys: how
 // many key tiles have been left, and not resumed (sm90/key_rings.cuh).
 enum Counter { kNextKeys, kNextValues, kNextQueries, kLeftKeys, kCounters };

@@ -296,11 +296,11 @@ struct Producer {
 
   // The key tile that adds to the same d_q before this one, or -1.
   __device__ __forceinline__ int previous_keys(int key_tile, const ColumnTile& tile) const {
-    return ring().previous(backward, last_step() - tile.first / FL_BLOCK_N);
+    return ring().previous(backward.ring_tiles, last_step() - tile.first / FL_BLOCK_N);
   }
   // Does no key tile behind this one add to the same d_q?
   __device__ __forceinline__ bool is_final(int key_tile, const ColumnTile& tile) const {
-    return ring().is_final(backward, last_step() - tile.first / FL_BLOCK_N);
+    return ring().is_final(backward.kv_tiles, last_step() - tile.first / FL_BLOCK_N);
   }
 #else
   // The key tile that adds to the same d_q before this one, or -1.

@@ -17,40 +17,11 @@
 // and when their own are complete. So even a single block finishes, and the sums have the same bits.
 #pragma once
 
+#include "cuda/kernels/common/key_ring.h"
 #include "cuda/kernels/common/key_tiles.cuh"
 #include "cuda/kernels/sm90/ptx.cuh"
 
 namespace flashlift::cuda {
-
-// A key tile's place in its ring.
-struct KeyRing {
-  int first;  // key tile of the ring
-  int size;
-  int place;  // of the key tile
-
-  // The step at which the key tile begins. Before it continues at step 0, it waits for no later key tile.
-  __device__ __forceinline__ int start() const { return (size - 1 - place) * kRingDistance; }
-
-  // The key tile that adds to a step's d_q before this one, or -1.
-  __device__ __forceinline__ int previous(const BackwardParams& backward, int step) const {
-    if (place != leader(size, step)) {
-      return first + before(size, place);
-    }
-    // The ring before has all of its key tiles.
-    const int whole = backward.ring_tiles;
-    return first == 0 ? -1 : first - whole + before(whole, leader(whole, step));
-  }
-
-  // Does no other key tile add to a step's d_q after this one?
-  __device__ __forceinline__ bool is_final(const BackwardParams& backward, int step) const {
-    return first + size == backward.kv_tiles && place == before(size, leader(size, step));
-  }
-
- private:
-  // The place of the first key tile that comes to a step.
-  static __device__ __forceinline__ int leader(int size, int step) { return max(size - 1 - step / kRingDistance, 0); }
-  static __device__ __forceinline__ int before(int size, int place) { return place == 0 ? size - 1 : place - 1; }
-};
 
 // As key_tile(), but the heads of a section take turns with whole rings.
 struct RingTile : KeyTile {
@@ -64,18 +35,14 @@ __device__ __forceinline__ RingTile ring_tile(const ForwardParams& params, const
   const int within = index - section * section_heads * backward.kv_tiles;
   const int first_head = section * section_heads;
   const int heads = min(section_heads, params.batch * params.kv_heads - first_head);
-  const int first_tile = within / (heads * backward.ring_tiles) * backward.ring_tiles;
-  const int size = min(backward.ring_tiles, backward.kv_tiles - first_tile);
-  const int within_rings = within - first_tile * heads;
-  const int ring = within_rings / size;
-  const int place = within_rings - ring * size;
-  const int head = first_head + ring;
-  const int tile = first_tile + place;
+  const RingIndex at = ring_index(within, heads, backward.kv_tiles, backward.ring_tiles);
+  const int tile = at.ring.first + at.ring.place;
+  const int head = first_head + at.head;
   const int first_key = tile * kKeys;
   return {{tile, head / params.kv_heads, head % params.kv_heads, first_key,
            min(first_key + kKeys, params.kv_len) - 1},
-          {first_tile, size, place},
-          index - place + size};
+          at.ring,
+          index - within + at.end};
 }
 
 // What RowTiles::left_keys has of a key tile.
