@@ -400,7 +400,8 @@ __device__ __forceinline__ void look_for_nonfinite_keys(const SharedLayout& shar
 }
 
 #if FL_RINGS
-// One thread: the first key tile to resume, or -1. The block's own must be complete: they may wait for it.
+// One thread: the first key tile to resume, or -1. The block's own key tiles must be complete first, since they may wait
+// for the one to resume, which the block would begin only behind them.
 __device__ __forceinline__ int wait_and_resume(const ForwardParams& params, const BackwardParams& backward,
                                                const RowTiles& tiles, const SharedLayout& shared) {
 #pragma unroll 1
@@ -422,7 +423,7 @@ __device__ __forceinline__ int take_keys(const ForwardParams& params, const Back
   }
   if (left < 0) {
     index = atomicAdd(tiles.next_block, 1);
-    if (index >= count && load_relaxed(tiles.next_block + kLeftKeys) != 0) {  // they may have been left meanwhile
+    if (index >= count && load_relaxed(tiles.next_block + kLeftKeys) != 0) {  // the last ones were left
       left = wait_and_resume(params, backward, tiles, shared);
     }
   }
