@@ -56,7 +56,7 @@ static_assert(FL_BLOCK_N % kBoxRows == 0, "column tiles of whole boxes");
 enum ColumnField { kFieldFirst, kFieldHead, kFieldFlags, kFieldCount };
 constexpr int kPartial = 1;  // some of its scores are masked, or outside
 constexpr int kLast = 2;     // no column tile comes after it
-constexpr int kNothing = 4;  // it stands for no columns at all
+constexpr int kNothing = 4;  // it stands for no columns at all, or its part of d_q has been added already
 constexpr int kFirst = 8;    // no column tile comes before it
 constexpr int kFinal = 16;   // no other key tile adds to the part of d_q after it: it leaves as it is to be stored
 constexpr int kPlain = 32;   // it is partial, but of mask_mod no more than plain_mask_mod is to be evaluated
