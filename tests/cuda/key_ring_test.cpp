@@ -3,10 +3,9 @@
 
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <map>
 #include <set>
-#include <tuple>
+#include <utility>
 #include <vector>
 
 namespace flashlift::cuda {

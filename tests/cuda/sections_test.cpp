@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include "cuda/kernels/common/key_ring.h"
+
 namespace flashlift::cuda {
 namespace {
 
@@ -40,7 +42,7 @@ TEST(Rings, BeginAtDifferentQueries) {
           ASSERT_GE(rings.key_tiles, 1);
           ASSERT_LE(rings.key_tiles, multiprocessors);
           ASSERT_LE(rings.key_tiles, key_tiles);
-          ASSERT_LT(2 * (rings.key_tiles - 1), query_tiles);
+          ASSERT_LT(kRingDistance * (rings.key_tiles - 1), query_tiles);
           ASSERT_TRUE(rings.key_tiles == 1 || rings.heads >= 1);
         }
       }

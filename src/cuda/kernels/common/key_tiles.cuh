@@ -14,19 +14,33 @@ struct KeyTile {
   int first, last;
 };
 
-// Tiles of kKeys keys. The queries of a section of heads fit the L2 cache together; the heads of a section take turns.
-// Early keys come first, because most queries see them under a causal mask.
-template <int kKeys>
-__device__ __forceinline__ KeyTile key_tile(const ForwardParams& params, const BackwardParams& backward, int index) {
+// The queries of a section of heads fit the L2 cache together.
+struct KeySection {
+  int first_head, heads;  // key-value heads, of all batches
+  int within;             // the index, counted from the section's first one
+};
+__device__ __forceinline__ KeySection key_section(const ForwardParams& params, const BackwardParams& backward,
+                                                  int index) {
   const int section_heads = params.heads_per_section / params.group;
   const int section = index / (section_heads * backward.kv_tiles);
   const int within = index - section * section_heads * backward.kv_tiles;
   const int first_head = section * section_heads;
-  const int heads = min(section_heads, params.batch * params.kv_heads - first_head);
-  const int tile = within / heads;
-  const int head = first_head + within - tile * heads;
+  return {first_head, min(section_heads, params.batch * params.kv_heads - first_head), within};
+}
+
+// Tiles of kKeys keys: one of a head among those of all batches.
+template <int kKeys>
+__device__ __forceinline__ KeyTile key_tile_of(const ForwardParams& params, int head, int tile) {
   const int first_key = tile * kKeys;
   return {tile, head / params.kv_heads, head % params.kv_heads, first_key, min(first_key + kKeys, params.kv_len) - 1};
+}
+
+// The heads of a section take turns. Early keys come first, because most queries see them under a causal mask.
+template <int kKeys>
+__device__ __forceinline__ KeyTile key_tile(const ForwardParams& params, const BackwardParams& backward, int index) {
+  const KeySection section = key_section(params, backward, index);
+  const int tile = section.within / section.heads;
+  return key_tile_of<kKeys>(params, section.first_head + section.within - tile * section.heads, tile);
 }
 
 __device__ __forceinline__ int key_tile_count(const ForwardParams& params, const BackwardParams& backward) {

@@ -21,7 +21,7 @@
 namespace flashlift::cuda {
 namespace {
 
-// The key tile of an index, and behind which index no more of its ring come.
+// The key tile of an index; if there are rings, also its place in one.
 __device__ __forceinline__ auto keys_at(const ForwardParams& params, const BackwardParams& backward, int index) {
 #if FL_RINGS
   return ring_tile<FL_BLOCK_M>(params, backward, index);

@@ -16,7 +16,7 @@ __device__ __forceinline__ void produce(const ForwardParams& params, const Backw
 #pragma unroll 1
   for (u32 turn = 0;; ++turn) {
     const int index = producer.take(tiles.next_block + (FL_SUMS_SECOND ? kNextKeys : kNextValues));
-    if (index >= backward.kv_tiles * params.batch * params.kv_heads) {
+    if (index >= key_tile_count(params, backward)) {
       producer.end(turn);
       return;
     }

@@ -30,19 +30,10 @@ struct RingTile : KeyTile {
 };
 template <int kKeys>
 __device__ __forceinline__ RingTile ring_tile(const ForwardParams& params, const BackwardParams& backward, int index) {
-  const int section_heads = params.heads_per_section / params.group;
-  const int section = index / (section_heads * backward.kv_tiles);
-  const int within = index - section * section_heads * backward.kv_tiles;
-  const int first_head = section * section_heads;
-  const int heads = min(section_heads, params.batch * params.kv_heads - first_head);
-  const RingIndex at = ring_index(within, heads, backward.kv_tiles, backward.ring_tiles);
-  const int tile = at.ring.first + at.ring.place;
-  const int head = first_head + at.head;
-  const int first_key = tile * kKeys;
-  return {{tile, head / params.kv_heads, head % params.kv_heads, first_key,
-           min(first_key + kKeys, params.kv_len) - 1},
-          at.ring,
-          index - within + at.end};
+  const KeySection section = key_section(params, backward, index);
+  const RingIndex at = ring_index(section.within, section.heads, backward.kv_tiles, backward.ring_tiles);
+  return {key_tile_of<kKeys>(params, section.first_head + at.head, at.ring.first + at.ring.place), at.ring,
+          index - section.within + at.end};
 }
 
 // What RowTiles::left_keys has of a key tile.
