@@ -15,7 +15,7 @@
 #include "problem/verify_tensor.h"
 #include "score/operation.h"
 #include "support/error.h"
-#include "support/forever.h"
+#include "support/lazy.h"
 #include "support/version.h"
 
 struct FlashliftAttention {
@@ -354,8 +354,8 @@ int32_t flashlift_api_version(void) { return FLASHLIFT_API_VERSION; }
 const char* flashlift_version(void) { return flashlift::version(); }
 
 const char* flashlift_operations(void) {
-  static const std::string& text = flashlift::forever(flashlift::score::operations_as_json());
-  return text.c_str();
+  static constinit flashlift::Lazy<const std::string> text;
+  return text.get(flashlift::score::operations_as_json).c_str();
 }
 
 FlashliftError* flashlift_attention_compile(const char* problem, const FlashliftCompileOptions* options,

@@ -29,11 +29,8 @@ FlashliftErrorCode to_code(ErrorKind kind) {
   return FLASHLIFT_INTERNAL;
 }
 
-// Used if there is no memory left for an error.
-FlashliftError& out_of_memory() {
-  static FlashliftError error{FLASHLIFT_INTERNAL, "out of memory"};  // needs no allocation
-  return error;
-}
+// Used if there is no memory left for an error. Its message is so short that it needs no allocation.
+constinit FlashliftError out_of_memory{FLASHLIFT_INTERNAL, "out of memory"};
 
 }  // namespace
 
@@ -41,7 +38,7 @@ FlashliftError* make_error(const Error& error) {
   try {
     return new FlashliftError{to_code(error.kind), to_utf8(error.message)};
   } catch (const std::bad_alloc&) {
-    return &out_of_memory();
+    return &out_of_memory;
   }
 }
 
@@ -58,7 +55,7 @@ FlashliftErrorCode flashlift_error_code(const FlashliftError* error) {
 }
 
 void flashlift_error_destroy(FlashliftError* error) {
-  if (error != &flashlift::capi::out_of_memory()) {
+  if (error != &flashlift::capi::out_of_memory) {
     delete error;
   }
 }

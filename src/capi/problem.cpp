@@ -7,7 +7,7 @@
 #include "problem/problem_text.h"
 #include "problem/word_texts.h"
 #include "support/error.h"
-#include "support/forever.h"
+#include "support/lazy.h"
 
 struct FlashliftProblem {
   std::string json;
@@ -41,8 +41,8 @@ Status expand(const char* text, FlashliftProblem** result) {
 extern "C" {
 
 const char* flashlift_problem_words(void) {
-  static const std::string& text = flashlift::forever(flashlift::problem::words_as_json());
-  return text.c_str();
+  static constinit flashlift::Lazy<const std::string> text;
+  return text.get(flashlift::problem::words_as_json).c_str();
 }
 
 FlashliftError* flashlift_problem_read(const char* text, FlashliftProblem** problem) {

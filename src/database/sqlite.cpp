@@ -2,8 +2,10 @@
 
 #include <dlfcn.h>
 
+#include <optional>
+
 #include "support/error.h"
-#include "support/fork_guard.h"
+#include "support/lazy.h"
 
 namespace flashlift::database {
 namespace {
@@ -70,10 +72,10 @@ void* load() {
 }
 
 Result<const Library*> find_library() {
-  static const Library* const found = []() -> const Library* {
-    const UncutByFork uncut;
+  static constinit Lazy<const std::optional<Library>> lazy;
+  const std::optional<Library>& found = lazy.get([]() -> std::optional<Library> {
     void* file = load();
-    static Library library;
+    Library library;
     const bool is_whole =
         file != nullptr && find(file, "sqlite3_open_v2", library.open) && find(file, "sqlite3_close", library.close) &&
         find(file, "sqlite3_busy_timeout", library.busy_timeout) && find(file, "sqlite3_limit", library.limit) &&
@@ -83,13 +85,13 @@ Result<const Library*> find_library() {
         find(file, "sqlite3_column_int64", library.column_int64) &&
         find(file, "sqlite3_column_double", library.column_double) &&
         find(file, "sqlite3_column_text", library.column_text) && find(file, "sqlite3_errmsg", library.message);
-    return is_whole ? &library : nullptr;
-  }();
-  if (found == nullptr) {
+    return is_whole ? std::optional(library) : std::nullopt;
+  });
+  if (!found) {
     return not_found(
         "libsqlite3.so.0 was not found; the database of tuning results needs it; install it (Debian: libsqlite3-0)");
   }
-  return found;
+  return &*found;
 }
 
 // Only called while a connection is open, so that the library exists.

@@ -15,6 +15,7 @@
 #include "support/environment.h"
 #include "support/error.h"
 #include "support/fork_guard.h"
+#include "support/lazy.h"
 #include "support/log.h"
 #include "support/private_folder.h"
 #include "support/tuning_policies.h"
@@ -243,9 +244,10 @@ std::optional<TunedEntry> find_tuned(const std::string& device, bool backward, c
     return std::nullopt;
   }
   const UncutByFork uncut;
-  static std::mutex mutex;
-  static auto* const snapshot = new Snapshot;  // never destroyed: static destructors may compile
+  static constinit std::mutex mutex;
+  static constinit Lazy<Snapshot> lazy;
   const std::lock_guard lock(mutex);
+  Snapshot* const snapshot = &lazy.get([] { return Snapshot(); });
   if (snapshot->stamp != stamp) {
     snapshot->stamp = stamp;
     snapshot->entries.clear();

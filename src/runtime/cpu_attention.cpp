@@ -12,6 +12,7 @@
 #include "runtime/tbb_executor.h"
 #include "runtime/verify_values.h"
 #include "support/error.h"
+#include "support/lazy.h"
 #include "support/log.h"
 
 namespace flashlift::runtime {
@@ -21,13 +22,13 @@ constexpr size_t kCachedPrograms = 256;
 constexpr size_t kCachedBackwards = 16;  // per attention
 
 KernelCache<cpu::CompiledScore>& score_cache() {
-  static auto* cache = new KernelCache<cpu::CompiledScore>(kCachedPrograms);
-  return *cache;
+  static constinit Lazy<KernelCache<cpu::CompiledScore>> cache;
+  return cache.get([] { return KernelCache<cpu::CompiledScore>(kCachedPrograms); });
 }
 
 KernelCache<cpu::CompiledGradient>& gradient_cache() {
-  static auto* cache = new KernelCache<cpu::CompiledGradient>(kCachedPrograms);
-  return *cache;
+  static constinit Lazy<KernelCache<cpu::CompiledGradient>> cache;
+  return cache.get([] { return KernelCache<cpu::CompiledGradient>(kCachedPrograms); });
 }
 
 Result<std::shared_ptr<const cpu::CompiledGradient>> compile_gradient(const SimplifiedProblem& problem, cpu::Isa isa,

@@ -18,6 +18,7 @@
 #include "runtime/simplified.h"
 #include "support/error.h"
 #include "support/hash.h"
+#include "support/lazy.h"
 #include "support/log.h"
 
 namespace flashlift::runtime {
@@ -27,8 +28,9 @@ constexpr size_t kCachedKernels = 256;
 
 // Machine code by source: problems that differ only in lengths, batch or scale share it.
 Result<std::shared_ptr<const std::string>> compile_kernel(const cuda::KernelSource& source) {
-  static auto* cache = new KernelCache<std::string>(kCachedKernels);
-  return cache->get(hash_hex(source.fingerprint()), [&] { return cuda::cached_cubin(source); });
+  static constinit Lazy<KernelCache<std::string>> lazy;
+  auto& cache = lazy.get([] { return KernelCache<std::string>(kCachedKernels); });
+  return cache.get(hash_hex(source.fingerprint()), [&] { return cuda::cached_cubin(source); });
 }
 
 using Forwards = plan::Answers<plan::CudaForward>;

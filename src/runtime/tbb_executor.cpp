@@ -13,6 +13,7 @@
 #include "support/environment.h"
 #include "support/error.h"
 #include "support/fork_guard.h"
+#include "support/lazy.h"
 #include "support/log.h"
 
 namespace flashlift::runtime {
@@ -98,11 +99,10 @@ class TbbExecutor : public Executor {
 }  // namespace
 
 Executor& default_executor() {
-  const UncutByFork uncut;
-  // Never destroyed, because a destructor of another static object may still run attention.
-  static TbbExecutor* executor = new TbbExecutor;
-  executor->warn_of_missing_threads();
-  return *executor;
+  static constinit Lazy<TbbExecutor> lazy;
+  TbbExecutor& executor = lazy.get([] { return TbbExecutor(); });
+  executor.warn_of_missing_threads();
+  return executor;
 }
 
 }  // namespace flashlift::runtime

@@ -5,7 +5,7 @@
 #include "runtime/simplified.h"
 #include "support/environment.h"
 #include "support/error.h"
-#include "support/forever.h"
+#include "support/lazy.h"
 #include "support/processor.h"
 #ifdef FLASHLIFT_HAS_CPU
 #include "plan/cpu_list.h"
@@ -18,9 +18,9 @@ namespace flashlift::runtime {
 
 Result<std::string> tuning_device(DeviceKind device, [[maybe_unused]] int ordinal) {
   if (device == DeviceKind::kCpu) {
-    static const std::string& name = forever(processor_name());
+    static constinit Lazy<const std::string> name;
     const int threads = wanted_thread_count().value_or(static_cast<int>(std::thread::hardware_concurrency()));
-    return fmt::format("{}, {} threads", name, threads);
+    return fmt::format("{}, {} threads", name.get(processor_name), threads);
   }
 #ifdef FLASHLIFT_HAS_CUDA
   FLASHLIFT_ASSIGN_OR_RETURN(const cuda::Device found, cuda::get_device(ordinal));

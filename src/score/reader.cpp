@@ -8,7 +8,7 @@
 #include "score/sizes.h"
 #include "score/verify.h"
 #include "support/error.h"
-#include "support/forever.h"
+#include "support/lazy.h"
 
 namespace flashlift {
 namespace {
@@ -17,14 +17,15 @@ using score::Lexer;
 using score::TokenKind;
 
 const std::unordered_map<std::string_view, Op>& ops_by_name() {
-  static const auto& table = forever([] {
-    std::unordered_map<std::string_view, Op> made;
+  using Map = std::unordered_map<std::string_view, Op>;
+  static constinit Lazy<const Map> table;
+  return table.get([] {
+    Map made;
     for (int i = 0; i < kOpCount; ++i) {
       made.emplace(info(static_cast<Op>(i)).name, static_cast<Op>(i));
     }
     return made;
-  }());
-  return table;
+  });
 }
 
 template <typename T>

@@ -8,6 +8,7 @@
 
 #include "support/environment.h"
 #include "support/fork_guard.h"
+#include "support/lazy.h"
 #include "support/printable.h"
 
 namespace flashlift {
@@ -19,8 +20,8 @@ struct LogState {
 };
 
 LogState& state() {
-  static LogState* instance = new LogState;  // static destructors may still log
-  return *instance;
+  static constinit Lazy<LogState> instance;
+  return instance.get([] { return LogState(); });
 }
 
 std::shared_ptr<const LogSink> current_sink() {
@@ -45,18 +46,19 @@ spdlog::level::level_enum to_spdlog(LogLevel level) {
 
 // Not in spdlog's registry, so that a host that also uses spdlog is not affected.
 spdlog::logger& default_logger() {
-  static spdlog::logger* logger = [] {
-    auto* made = new spdlog::logger("flashlift", std::make_shared<spdlog::sinks::stderr_sink_mt>());
+  static constinit Lazy<spdlog::logger> logger;
+  return logger.get([] {
+    spdlog::logger made("flashlift", std::make_shared<spdlog::sinks::stderr_sink_mt>());
     const auto text = environment_value(EnvironmentVariable::kLog);
-    made->set_level(text ? spdlog::level::from_str(std::string(*text)) : spdlog::level::off);
+    made.set_level(text ? spdlog::level::from_str(std::string(*text)) : spdlog::level::off);
     return made;
-  }();
-  return *logger;
+  });
 }
 
 }  // namespace
 
 void set_log_sink(LogSink sink) {
+  const UncutByFork uncut;
   const std::lock_guard lock(state().mutex);
   state().sink = sink ? std::make_shared<const LogSink>(std::move(sink)) : nullptr;
 }

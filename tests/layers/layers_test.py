@@ -3,7 +3,7 @@
     layers_test.py ROOT
 
 Reads #include lines only, so it needs no build. Also checks that third-party headers stay in the folders they belong
-to, that no switch over operations has a default, that no function has a static object that is destroyed at exit, and
+to, that no switch over operations has a default, that no function has a static object behind the compiler's lock, and
 that neither Python's modules nor their folders import one another in a circle. The check itself is checked first, on
 lines that must and must not pass.
 """
@@ -81,15 +81,14 @@ def switches_that_forget(path, text):
     return found
 
 
-def statics_that_die(path, text):
-    """Lines with a function's static object that is destroyed at exit, when other threads may still compile."""
+def guarded_statics(path, text):
+    """Lines with a function's static object that the first caller makes, behind the compiler's lock. If another thread
+    holds that lock during fork(), the child waits for ever; and most such objects are destroyed at exit, when other
+    threads may still compile."""
     if not path.startswith("src/"):
         return []
-    dies = re.compile(
-        r"\s+static (const )?(std::(?!once_flag|mutex|atomic|array)|auto\b|fs::|Result<)((?!\* const )[^(=;])*"
-        r"(?<![&*]) \w+( =|;|\{)"
-    )
-    return [number for number, line in enumerate(text.splitlines(), 1) if dies.match(line)]
+    guarded = re.compile(r"\s+static (?!constexpr |constinit |thread_local |inline |_assert)[^(=;{]* \w+( =|;|\{)")
+    return [number for number, line in enumerate(text.splitlines(), 1) if guarded.match(line)]
 
 
 def allowed(folder):
@@ -215,10 +214,15 @@ def check_the_check():
     assert switches_that_forget("src/score/x.cpp", forgets) == [5]
     assert switches_that_forget("src/stablehlo/lift/x.cpp", forgets) == []
     assert switches_that_forget("src/score/x.cpp", forgets.replace("Op::k_add", "Type::kI1")) == []
-    for dies in ("std::string name = f();", "auto table = [] {", "Result<const Nvrtc*> loaded = load();"):
-        assert statics_that_die("src/a/x.cpp", f"{{\n  static const {dies}") == [2], dies
-    for lives in ("std::string& name = forever(f());", "auto* const snapshot = new Snapshot;", "std::mutex mutex;"):
-        assert statics_that_die("src/a/x.cpp", f"{{\n  static {lives}") == [], lives
+    for guarded in (
+        "std::string name = f();",
+        "auto* const a = new A;",
+        "const bool has_amx = f();",
+        "std::mutex mutex;",
+    ):
+        assert guarded_statics("src/a/x.cpp", f"{{\n  static {guarded}") == [2], guarded
+    for free in ("constinit Lazy<A> lazy;", "thread_local A a;", "Status f(int a = 1);", "Result<A> f() {"):
+        assert guarded_statics("src/a/x.cpp", f"{{\n  static {free}") == [], free
     late = {"p/a.py": "def f():\n    from p.b import g", "p/b.py": "import p.a"}
     assert python_circles(late) == ["p.a imports p.b imports p.a"]
     between = {
@@ -248,8 +252,11 @@ def main(root):
             problems.append(
                 f"{path}:{number}: a switch over operations has a default, which would hide a new operation"
             )
-        for number in statics_that_die(path, text):
-            problems.append(f"{path}:{number}: a static object is destroyed at exit; use forever() (support/forever.h)")
+        for number in guarded_statics(path, text):
+            problems.append(
+                f"{path}:{number}: a function's static object is made behind the compiler's lock; use constinit and, "
+                "where needed, Lazy (support/lazy.h)"
+            )
         for number, line in enumerate(text.splitlines(), 1):
             match = INCLUDE.match(line)
             reason = match and problem_with(path, match.group(1), ours)

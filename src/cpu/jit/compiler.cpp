@@ -104,7 +104,7 @@ llvm::Expected<llvm::orc::JITTargetMachineBuilder> target_machine(Isa isa, const
   // The time of LLVM's register allocator grows with the square of a program's length: 17 s for 1000 tanh, but 2 s
   // without optimisation. Results have the same bits.
   constexpr unsigned kManyInstructions = 30'000;
-  static std::once_flag once;
+  static constinit std::once_flag once;
   std::call_once(once, [] {
     llvm::InitializeNativeTarget();
     llvm::InitializeNativeTargetAsmPrinter();

@@ -13,8 +13,8 @@
 #include "support/environment.h"
 #include "support/error.h"
 #include "support/files.h"
-#include "support/forever.h"
 #include "support/hash.h"
+#include "support/lazy.h"
 #include "support/log.h"
 
 namespace flashlift::cuda {
@@ -76,7 +76,7 @@ Result<std::string> compile_timed(const Nvrtc& nvrtc, const KernelSource& source
 }
 
 void log_once(const Error& error) {
-  static std::atomic<bool> logged{false};
+  static constinit std::atomic<bool> logged{false};
   if (!logged.exchange(true)) {
     log(LogLevel::kWarning, "kernels are not kept on disk: {}", error.message);
   }
@@ -132,7 +132,8 @@ std::optional<std::string> packaged_cubin(const std::filesystem::path& folder, c
 }
 
 Result<std::shared_ptr<const std::string>> cached_cubin(const KernelSource& source) {
-  static const std::filesystem::path& packaged = forever(packaged_folder());
+  static constinit Lazy<const std::filesystem::path> lazy;
+  const std::filesystem::path& packaged = lazy.get(packaged_folder);
   if (std::optional<std::string> cubin = packaged_cubin(packaged, source)) {
     log(LogLevel::kInfo, "{}: from {}", source.name, packaged.string());
     return std::make_shared<const std::string>(std::move(*cubin));

@@ -11,7 +11,7 @@
 #include "cuda/compile/nvrtc_files.h"
 #include "support/environment.h"
 #include "support/error.h"
-#include "support/forever.h"
+#include "support/lazy.h"
 #include "support/log.h"
 #include "support/shared_library.h"
 
@@ -57,8 +57,8 @@ struct Nvrtc::Functions {
 };
 
 Result<const Nvrtc*> Nvrtc::get() {
-  static const Result<const Nvrtc*>& loaded = forever(load());
-  return loaded;
+  static constinit Lazy<const Result<const Nvrtc*>> loaded;
+  return loaded.get(load);
 }
 
 Result<const Nvrtc*> Nvrtc::load() {

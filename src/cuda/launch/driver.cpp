@@ -3,7 +3,7 @@
 #include <dlfcn.h>
 
 #include "support/error.h"
-#include "support/forever.h"
+#include "support/lazy.h"
 
 namespace flashlift::cuda {
 namespace {
@@ -86,8 +86,8 @@ Result<const Driver*> load() {
 }  // namespace
 
 Result<const Driver*> Driver::get() {
-  static const Result<const Driver*>& loaded = forever(load());
-  return loaded;
+  static constinit Lazy<const Result<const Driver*>> loaded;
+  return loaded.get(load);
 }
 
 Status Driver::check(CuResult result, const char* call) const {

@@ -4,7 +4,7 @@
 #include <utility>
 #include <vector>
 
-#include "support/forever.h"
+#include "support/lazy.h"
 
 namespace flashlift::stablehlo::bytecode {
 namespace {
@@ -124,13 +124,15 @@ std::vector<Property> parse(std::string_view text) {
 }  // namespace
 
 std::span<const Property> properties_of(std::string_view operation, bool& is_known) {
-  static const auto& by_name = forever([] {
-    std::unordered_map<std::string_view, std::vector<Property>> map;
+  using Map = std::unordered_map<std::string_view, std::vector<Property>>;
+  static constinit Lazy<const Map> lazy;
+  const Map& by_name = lazy.get([] {
+    Map map;
     for (const auto& [name, attributes] : kTable) {
       map.emplace(name, parse(attributes));
     }
     return map;
-  }());
+  });
   const auto found = by_name.find(operation);
   is_known = found != by_name.end();
   if (is_known) {

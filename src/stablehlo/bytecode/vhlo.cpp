@@ -6,7 +6,7 @@
 #include <unordered_map>
 #include <utility>
 
-#include "support/forever.h"
+#include "support/lazy.h"
 
 namespace flashlift::stablehlo::bytecode {
 namespace {
@@ -54,15 +54,15 @@ std::vector<VhloAttribute> parse_attributes(std::string_view text) {
 }
 
 const std::vector<VhloOp>& table() {
-  static const std::vector<VhloOp>& ops = forever([] {
+  static constinit Lazy<const std::vector<VhloOp>> ops;
+  return ops.get([] {
     constexpr auto v = [](int major, int minor, int patch) { return Version{major, minor, patch}; };
     std::vector<VhloOp> made;
 #define FLASHLIFT_VHLO_OP(name, version, since, until, attributes) \
   made.push_back({name, version, since, until, parse_attributes(attributes)});
 #include "stablehlo/bytecode/vhlo.def"
     return made;
-  }());
-  return ops;
+  });
 }
 
 }  // namespace
@@ -90,25 +90,29 @@ std::string print(const Version& version) {
 }
 
 const VhloOp* find_vhlo_op(std::string_view name) {
-  static const auto& by_name = forever([] {
-    std::unordered_map<std::string, const VhloOp*> map;
+  using Map = std::unordered_map<std::string, const VhloOp*>;
+  static constinit Lazy<const Map> lazy;
+  const Map& by_name = lazy.get([] {
+    Map map;
     for (const VhloOp& op : table()) {
       map.emplace(fmt::format("{}_v{}", op.name, op.version), &op);
     }
     return map;
-  }());
+  });
   const auto found = by_name.find(std::string(name));
   return found == by_name.end() ? nullptr : found->second;
 }
 
 const VhloOp* find_vhlo_op(std::string_view name, const Version& version) {
-  static const auto& by_name = forever([] {
-    std::unordered_multimap<std::string_view, const VhloOp*> map;
+  using Map = std::unordered_multimap<std::string_view, const VhloOp*>;
+  static constinit Lazy<const Map> lazy;
+  const Map& by_name = lazy.get([] {
+    Map map;
     for (const VhloOp& op : table()) {
       map.emplace(op.name, &op);
     }
     return map;
-  }());
+  });
   // All patch releases of a version have the same operations.
   const Version release{version.major, version.minor, 0};
   const auto [begin, end] = by_name.equal_range(name);

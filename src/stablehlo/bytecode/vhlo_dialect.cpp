@@ -11,7 +11,7 @@
 #include "mlir/IR/Dialect.h"
 #include "mlir/IR/DialectResourceBlobManager.h"
 #include "stablehlo/bytecode/spelling.h"
-#include "support/forever.h"
+#include "support/lazy.h"
 
 namespace flashlift::stablehlo::bytecode {
 namespace {
@@ -128,17 +128,19 @@ struct Enumeration {
 };
 
 const std::vector<Enumeration>& enumerations() {
-  static const std::vector<Enumeration>& all = forever<std::vector<Enumeration>>({
-      {3, "comparison_direction", {"EQ", "NE", "GE", "GT", "LE", "LT"}},
-      {4, "comparison_type", {"NOTYPE", "FLOAT", "TOTALORDER", "SIGNED", "UNSIGNED"}},
-      {7, "fft_type", {"FFT", "IFFT", "RFFT", "IRFFT"}},
-      {11, "precision", {"DEFAULT", "HIGH", "HIGHEST"}},
-      {12, "rng_algorithm", {"DEFAULT", "THREE_FRY", "PHILOX"}},
-      {13, "rng_distribution", {"", "UNIFORM", "NORMAL"}},
-      {16, "transpose", {"TRANSPOSE_INVALID", "NO_TRANSPOSE", "TRANSPOSE", "ADJOINT"}},
-      {19, "result_accuracy_mode", {"DEFAULT", "HIGHEST", "TOLERANCE"}},
+  static constinit Lazy<const std::vector<Enumeration>> all;
+  return all.get([] {
+    return std::vector<Enumeration>{
+        {3, "comparison_direction", {"EQ", "NE", "GE", "GT", "LE", "LT"}},
+        {4, "comparison_type", {"NOTYPE", "FLOAT", "TOTALORDER", "SIGNED", "UNSIGNED"}},
+        {7, "fft_type", {"FFT", "IFFT", "RFFT", "IRFFT"}},
+        {11, "precision", {"DEFAULT", "HIGH", "HIGHEST"}},
+        {12, "rng_algorithm", {"DEFAULT", "THREE_FRY", "PHILOX"}},
+        {13, "rng_distribution", {"", "UNIFORM", "NORMAL"}},
+        {16, "transpose", {"TRANSPOSE_INVALID", "NO_TRANSPOSE", "TRANSPOSE", "ADJOINT"}},
+        {19, "result_accuracy_mode", {"DEFAULT", "HIGHEST", "TOLERANCE"}},
+    };
   });
-  return all;
 }
 
 // "precision DEFAULT", "precision<DEFAULT>" or "result_accuracy_mode<DEFAULT>"

@@ -13,7 +13,7 @@
 #include "stablehlo/lift/products.h"
 #include "stablehlo/reader/module.h"
 #include "stablehlo/reader/ops.h"
-#include "support/forever.h"
+#include "support/lazy.h"
 
 namespace flashlift::stablehlo {
 namespace {
@@ -70,14 +70,16 @@ bool is_neutral(ReduceKind kind, double init, DType type) {
 }  // namespace
 
 std::optional<Op> scalar_op(OpKind kind) {
-  static const auto& by_name = forever([] {
-    std::map<std::string_view, Op> names;
+  using Map = std::map<std::string_view, Op>;
+  static constinit Lazy<const Map> lazy;
+  const Map& by_name = lazy.get([] {
+    Map names;
     for (int i = 0; i < kOpCount; ++i) {
       names.emplace(score::operation(static_cast<Op>(i)).stablehlo, static_cast<Op>(i));
     }
     names.erase("");
     return names;
-  }());
+  });
   const auto found = by_name.find(info(kind).name);
   return found == by_name.end() ? std::nullopt : std::optional(found->second);
 }

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <unordered_map>
 
-#include "support/forever.h"
+#include "support/lazy.h"
 
 namespace flashlift::stablehlo {
 namespace {
@@ -31,20 +31,22 @@ std::vector<OpInfo> make_table() {
 }
 
 const std::vector<OpInfo>& table() {
-  static const std::vector<OpInfo>& ops = forever(make_table());
-  return ops;
+  static constinit Lazy<const std::vector<OpInfo>> ops;
+  return ops.get(make_table);
 }
 
 }  // namespace
 
 const OpInfo* find_op(std::string_view name) {
-  static const auto& by_name = forever([] {
-    std::unordered_map<std::string_view, const OpInfo*> found;
+  using Map = std::unordered_map<std::string_view, const OpInfo*>;
+  static constinit Lazy<const Map> lazy;
+  const Map& by_name = lazy.get([] {
+    Map found;
     for (const OpInfo& op : all_ops()) {
       found.emplace(op.name, &op);
     }
     return found;
-  }());
+  });
   const auto found = by_name.find(name);
   return found == by_name.end() ? nullptr : found->second;
 }

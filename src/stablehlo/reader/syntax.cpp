@@ -3,7 +3,7 @@
 #include "mlir/IR/BuiltinAttributes.h"
 #include "mlir/IR/BuiltinTypes.h"
 #include "stablehlo/reader/syntax_state.h"
-#include "support/forever.h"
+#include "support/lazy.h"
 
 namespace flashlift::stablehlo {
 
@@ -249,7 +249,8 @@ ParseResult parse_elementwise(mlir::OpAsmParser& parser, mlir::OperationState& r
 using Hooks = std::vector<std::function<ParseResult(mlir::OpAsmParser&, mlir::OperationState&)>>;
 
 const Hooks& hooks() {
-  static const Hooks& all = forever([] {
+  static constinit Lazy<const Hooks> all;
+  return all.get([] {
     Hooks made(all_ops().size() + 1, refuse_unknown);
     for (const OpInfo& op : all_ops()) {
       if (*op.syntax != '\0') {
@@ -259,8 +260,7 @@ const Hooks& hooks() {
       }
     }
     return made;
-  }());
-  return all;
+  });
 }
 
 }  // namespace
@@ -270,8 +270,8 @@ std::optional<mlir::Dialect::ParseOpHook> parse_hook(const OpInfo* op) {
 }
 
 mlir::Dialect::ParseOpHook elementwise_hook() {
-  static const Hooks::value_type& hook = forever(Hooks::value_type(parse_elementwise));
-  return mlir::Dialect::ParseOpHook(hook);
+  static constinit Lazy<const Hooks::value_type> hook;
+  return mlir::Dialect::ParseOpHook(hook.get([] { return Hooks::value_type(parse_elementwise); }));
 }
 
 }  // namespace flashlift::stablehlo

@@ -12,7 +12,7 @@
 
 #include "flashlift/flashlift_xla.h"
 #include "support/error.h"
-#include "support/forever.h"
+#include "support/lazy.h"
 #include "xla/ffi/handlers.h"
 #include "xla/ffi/runtime_state.h"
 #include "xla/pjrt/c_api.h"
@@ -116,9 +116,10 @@ Status register_with(const pjrt::Api& api) {
                        pjrt::kOldestMinorVersion, pjrt::kMajorVersion);
   }
   FLASHLIFT_ASSIGN_OR_RETURN(const pjrt::FfiExtension* extension, find_extension(api));
-  static std::mutex mutex;
+  static constinit std::mutex mutex;
   // By function, because a wrapped interface is a copy with the same extensions.
-  static auto& done = forever(std::set<const void*>());
+  static constinit Lazy<std::set<const void*>> lazy;
+  std::set<const void*>& done = lazy.get([] { return std::set<const void*>(); });
   const std::lock_guard lock(mutex);
   const void* const runtime = reinterpret_cast<const void*>(extension->register_handler);
   if (done.contains(runtime)) {

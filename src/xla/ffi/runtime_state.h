@@ -34,8 +34,8 @@ class StateType {
   // call. The first call is the query for the handler's metadata during registration, which therefore registers the
   // type. Clients need to register only one name, not two.
   static XLA_FFI_Error* register_with(const XLA_FFI_Api* api, std::string_view name) {
-    static const XLA_FFI_TypeInfo info = ffi::MakeTypeInfo<T>();
-    static std::mutex mutex;
+    static constinit const XLA_FFI_TypeInfo info = ffi::MakeTypeInfo<T>();
+    static constinit std::mutex mutex;
     const std::lock_guard lock(mutex);
     if (find(api) != nullptr) {
       return nullptr;

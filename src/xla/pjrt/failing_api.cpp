@@ -40,7 +40,8 @@ const Api* make_failing_api(std::string message) {
     Version version;
     std::array<Function, kFunctions> functions;
   };
-  static FailingApi api = {sizeof(FailingApi), nullptr, {sizeof(Version), nullptr, kMajorVersion, kMinorVersion}, {}};
+  static constinit FailingApi api = {
+      sizeof(FailingApi), nullptr, {sizeof(Version), nullptr, kMajorVersion, kMinorVersion}, {}};
   api.functions.fill(fail);
   api.functions[kErrorDestroy] = destroy_error;
   api.functions[kErrorMessage] = error_message;

@@ -3,14 +3,13 @@
 #include <dlfcn.h>
 
 #include <filesystem>
-#include <mutex>
 #include <optional>
 #include <span>
 #include <vector>
 
 #include "support/environment.h"
 #include "support/error.h"
-#include "support/forever.h"
+#include "support/lazy.h"
 #include "support/shared_library.h"
 
 // Marks a library as this wrapper, whatever its file name is.
@@ -31,8 +30,8 @@ fs::path find_own_path() {
 // The name by which the client loaded this library. The client chose its folder, and the platform that is part of the
 // name. It is resolved at load time, since it may be relative to a folder that the client leaves later.
 const fs::path& own_path() {
-  static const fs::path& path = forever(find_own_path());
-  return path;
+  static constinit Lazy<const fs::path> path;
+  return path.get(find_own_path);
 }
 __attribute__((constructor)) void find_on_load() { own_path(); }
 
@@ -149,8 +148,7 @@ Status register_handlers(const Api& api) {
 }
 
 Result<const Fuser*> load_fuser() {
-  static std::mutex mutex;
-  static auto& loaded = forever(std::optional<Result<Fuser>>());
+  static constinit Lazy<const Result<Fuser>> loaded;
   const auto load_all = []() -> Result<Fuser> {
     Fuser fuser;
     FLASHLIFT_ASSIGN_OR_RETURN(void* library, load(own_folder() / "libflashlift_stablehlo.so"));
@@ -163,14 +161,11 @@ Result<const Fuser*> load_fuser() {
     FLASHLIFT_RETURN_IF_ERROR(look_up(library, "flashlift_error_destroy", fuser.error_destroy));
     return fuser;
   };
-  const std::lock_guard lock(mutex);
-  if (!loaded) {
-    loaded.emplace(load_all());
+  const Result<Fuser>& fuser = loaded.get(load_all);
+  if (!fuser.ok()) {
+    return fuser.error();
   }
-  if (!loaded->ok()) {
-    return loaded->error();
-  }
-  return &**loaded;
+  return &*fuser;
 }
 
 }  // namespace flashlift::pjrt

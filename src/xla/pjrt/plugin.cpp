@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "support/error.h"
-#include "support/forever.h"
+#include "support/lazy.h"
 #include "support/log.h"
 #include "support/version.h"
 #include "xla/pjrt/failing_api.h"
@@ -139,11 +139,13 @@ PluginError* platform_version(void* args) {
     return error;
   }
   guarded([&] {
-    static std::mutex mutex;
-    static auto& versions = forever(std::set<std::string>());  // there are few
+    static constinit std::mutex mutex;
+    static constinit Lazy<std::set<std::string>> versions;  // there are few
     const std::lock_guard lock(mutex);
     const std::string theirs = text_of(version->text, version->size);
-    const std::string& text = *versions.insert(fmt::format("{}\nflashlift {}", theirs, flashlift::version())).first;
+    const std::string& text = *versions.get([] { return std::set<std::string>(); })
+                                   .insert(fmt::format("{}\nflashlift {}", theirs, flashlift::version()))
+                                   .first;
     version->text = text.data();
     version->size = text.size();
   });
@@ -215,10 +217,14 @@ extern "C" __attribute__((visibility("default"))) const flashlift::pjrt::Api* Ge
     return nullptr;
   }
   try {
-    static const flashlift::pjrt::Api* const api = [] {
+    // No Lazy: loading a plugin may start processes by fork(), which would wait for this thread.
+    static constinit std::mutex mutex;
+    static constinit const flashlift::pjrt::Api* api = nullptr;
+    const std::lock_guard lock(mutex);
+    if (api == nullptr) {
       const flashlift::pjrt::Flag wrapping(is_wrapping);
-      return flashlift::pjrt::wrap();
-    }();
+      api = flashlift::pjrt::wrap();
+    }
     return api;
   } catch (const std::exception& error) {
     flashlift::log(flashlift::LogLevel::kError, "pjrt: {}", error.what());

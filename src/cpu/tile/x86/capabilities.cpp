@@ -4,6 +4,8 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "support/lazy.h"
+
 namespace flashlift::cpu {
 namespace {
 
@@ -48,8 +50,8 @@ Capabilities detect_capabilities() {
       found.add(Capability::kFastBf16Dot);
     }
   }
-  static const bool has_amx = request_amx();
-  if (has_amx) {
+  static constinit Lazy<const bool> has_amx;
+  if (has_amx.get(request_amx)) {
     found.add(Capability::kAmx);
   }
   return found;
