@@ -50,6 +50,9 @@ class TbbExecutor : public Executor {
     if (threads_ > tbb::info::default_concurrency()) {  // oneTBB would print a warning and start no more
       more_threads_.emplace(tbb::global_control::max_allowed_parallelism, threads_);
     }
+    // Otherwise the first parallel_for() would load libraries. In a child of a process that was forked in the middle of
+    // dlopen(), the next dlopen(), such as LLVM's, ends the process.
+    arena_.initialize();
   }
 
   int concurrency() const override { return is_forked() ? 1 : threads_; }
