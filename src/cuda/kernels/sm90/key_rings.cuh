@@ -53,6 +53,7 @@ __device__ __forceinline__ int resume_keys(const ForwardParams& params, const Ba
   if (load_relaxed(tiles.next_block + kLeftKeys) == 0) {
     return -1;
   }
+  __threadfence();  // as in leave_keys(): what was noted before is seen below
   const int taken = min(load_relaxed(tiles.next_block), key_tile_count(params, backward));
 #pragma unroll 1
   for (int index = 0; index < taken; ++index) {
