@@ -70,6 +70,9 @@ std::optional<std::string> refusal(const CpuImplementation& row, const Problem& 
   if (row.bf16_products && problem.dtype != DType::kBF16) {
     return fmt::format("multiplies bf16 operands only, and these are {}", to_string(problem.dtype));
   }
+  if (row.bf16_products && problem.out_dtype == DType::kF32 && !by_name) {
+    return "the output is f32, and this rounds probabilities to bf16; ask for it by name to use it";
+  }
   if (row.bf16_products && problem.drops_keys()) {
     return "dropout works on probabilities in f32, and this rounds them to bf16";
   }

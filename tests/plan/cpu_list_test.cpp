@@ -46,6 +46,15 @@ TEST(CpuList, GivesEachProcessorItsFastestKernels) {
   EXPECT_EQ(first_of_list("attn h1 s8 d8 bf16 dropout=0.1", {kSapphireRapids, {}}), "cpu_avx512");
 }
 
+// A module that computes in f32 from bf16 operands expects an output as exact as that.
+TEST(CpuList, RoundsNothingToBf16OnTheWayToAnF32Output) {
+  const std::string wide = "attn h1 s8 d8 bf16 out=f32";
+  EXPECT_EQ(first_of_list(wide, {kZen4, {}}), "cpu_avx512");
+  EXPECT_EQ(first_of_list(wide, {kSapphireRapids, {}}), "cpu_avx512");
+  EXPECT_EQ(first_of_list(wide, {kSapphireRapids, {}}, "cpu_amx"), "cpu_amx");
+  EXPECT_EQ(first_of_list("attn h1 s8 d8 bf16 d_out=inputs", {kZen4, {}}), "cpu_avx512_bf16");
+}
+
 // For every processor and problem.
 TEST(CpuList, EndsInAPortableImplementation) {
   for (const char* problem : {"attn h1 s8 d8 f32", "attn h1 s8 d8 bf16 dropout=0.1", "attn h1 s8 d8 f16 causal"}) {

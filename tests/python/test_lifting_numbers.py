@@ -577,3 +577,31 @@ def exponentials_of_scores_that_no_operation_has():
 
     bias = jnp.asarray(R.standard_normal((H, S, 12)), jnp.float16)
     return function, [*tensors(jnp.float16, T=12), rows_without_keys()[0], bias]
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+@pytest.mark.parametrize("widened", ["qkv", "v"])
+def test_what_is_widened_to_f32_stays_as_exact(widened, gradients):
+    """bf16 weights or a cache in bf16, for which the module computes in f32: nothing is rounded to bf16 on the way."""
+
+    def attention(q, k, v):
+        if widened == "qkv":
+            q, k = q.astype(jnp.float32), k.astype(jnp.float32)
+        scores = jnp.einsum("bqhd,bkhd->bhqk", q, k, preferred_element_type=jnp.float32) / 4
+        return attend(scores, v.astype(jnp.float32))
+
+    def both(q, k, v):
+        return attention(q, k, v), jax.grad(lambda *given: jnp.sin(attention(*given)).sum(), (0, 1, 2))(q, k, v)
+
+    function = both if gradients else attention
+    arguments = tensors(jnp.bfloat16)
+    fused = flashlift.jax.fuse(function)
+    mine = fused(*arguments)
+    assert any(candidate.fused for candidate in fused.report.candidates), fused.report
+    theirs = function(*arguments)
+    if gradients:
+        for got, want in zip(mine[1], theirs[1], strict=True):
+            np.testing.assert_allclose(np.float32(got), np.float32(want), rtol=2e-2, atol=2e-2)
+        mine, theirs = mine[0], theirs[0]
+    assert mine.dtype == jnp.float32
+    np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=1e-5)
