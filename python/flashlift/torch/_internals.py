@@ -42,6 +42,7 @@ __all__ = [
     "is_seen_by_kernel_alone",
     "is_traced_by_jit",
     "is_wrapped_by_transform",
+    "no_subclasses",
     "set_grad_enabled",
     "sliced_mask_mod_error",
     "to_dlpack",
@@ -55,6 +56,7 @@ _C: Any = torch._C
 LIBRARY: str = _C.__file__
 COMPOSITE = _C.DispatchKey.CompositeExplicitAutograd
 BELOW_AUTOGRAD = _C._AutoDispatchBelowAutograd
+no_subclasses = _C.DisableTorchFunctionSubclass
 RecordFunction = _C._profiler._RecordFunctionFast
 
 # Modes are on a stack and see each operation. A graph is traced by one of two modes, or by the older tracer of

@@ -24,10 +24,12 @@ class Dispatch(TorchDispatchMode):
         super().__init__()
         self._recording = recording
         self._open: set[Any] = set()  # operations that are being decomposed
+        self.numbers_read = 0  # how often the mod made a tensor a Python number
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         recording, kwargs = self._recording, kwargs or {}
         tensors = [one for one in _flatten(args, kwargs) if isinstance(one, torch.Tensor)]
+        self.numbers_read += func is torch.ops.aten._local_scalar_dense.default
         if func is torch.ops.aten.lift_fresh.default:  # creates the tensor of a literal
             recording.keep(args[0])
         if recording.has_gradient and not torch.is_grad_enabled():
@@ -100,6 +102,8 @@ class Dispatch(TorchDispatchMode):
         if not is_number and isinstance(result, (list, tuple)) and all(isinstance(one, torch.Tensor) for one in result):
             func = func if recording.has_gradient else _without_gradient(func)
             recording.add_parts_to_prelude(func, args, kwargs, result)
+            return result
+        if isinstance(result, torch.device):
             return result
         if not isinstance(result, torch.Tensor) or (is_number and result.dim()):
             raise TraceError(

@@ -1,11 +1,13 @@
 """What a mod does that never becomes an ATen operation, or not the right one: seen as the functions that it calls."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
 
-from flashlift.torch._internals import set_grad_enabled, tree_map_only
+from flashlift.torch._internals import no_subclasses, set_grad_enabled, tree_map_only
+from flashlift.torch._trace.dispatch import Dispatch
 from flashlift.torch._trace.lines import TraceError, where
 from flashlift.torch._trace.recording import Recording
 from flashlift.torch._trace.transforms import Unwrapped
@@ -41,18 +43,43 @@ def _index_by_tensors(tensor: torch.Tensor, index: tuple) -> torch.Tensor:
 # Functions that return a tensor's content without any ATen operation.
 _READS_CONTENT = frozenset(
     getattr(torch.Tensor, name)
-    for name in ("numpy", "tolist", "__array__", "data_ptr", "untyped_storage", "storage", "__dlpack__")
+    for name in ("numpy", "tolist", "__array__", "__deepcopy__", "data_ptr", "untyped_storage", "storage", "__dlpack__")
 )
+
+# Functions that read the tensors in a list of numbers without any ATen operation.
+_TAKES_LISTS = frozenset(
+    (
+        torch.tensor,
+        torch.as_tensor,
+        torch.asarray,
+        torch.sparse_coo_tensor,
+        torch.Tensor.new_tensor,
+        torch.Tensor.new,
+    )
+)
+
+# Functions that make a tensor a Python number by an ATen operation, which torch.Tensor([x]) and torch.LongTensor([x])
+# hide.
+_MAKES_NUMBER = frozenset((torch.Tensor.__float__, torch.Tensor.__int__, torch.Tensor.__index__))
+
+
+def _in_lists(given: Any) -> Iterable[torch.Tensor]:
+    """The tensors in lists, however deep."""
+    for one in given:
+        if isinstance(one, (list, tuple)):
+            yield from (inner for inner in one if isinstance(inner, torch.Tensor))
+            yield from _in_lists(one)
 
 
 class ModFunctions(IndexByTensors):
     """While a mod is traced, notes where it switches gradients off, and where a graph reads a number. Whether gradients
     are on is not enough: torch.autograd.Function switches them off in its forward function."""
 
-    def __init__(self, recording: Recording, unwrapped: Unwrapped) -> None:
+    def __init__(self, recording: Recording, unwrapped: Unwrapped, dispatch: Dispatch) -> None:
         super().__init__()
         self._recording = recording
         self._unwrapped = unwrapped
+        self._dispatch = dispatch
 
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         if self._unwrapped.in_transform:
@@ -66,4 +93,27 @@ class ModFunctions(IndexByTensors):
                 f"Tensor.{func.__name__} reads the content of a tensor while the mod is traced{where()}; use tensor "
                 "operations only"
             )
+        if func in _TAKES_LISTS and any(map(self._recording.is_open, _in_lists((*args, *(kwargs or {}).values())))):
+            raise TraceError(
+                f"{func.__name__}() of a list reads the content of the tensors in it while the mod is traced{where()}; "
+                "use torch.stack"
+            )
+        if func in _MAKES_NUMBER and self._recording.is_open(args[0]):
+            seen = self._dispatch.numbers_read
+            number = super().__torch_function__(func, types, args, kwargs)
+            if self._dispatch.numbers_read == seen:
+                raise TraceError(
+                    f"a tensor's constructor reads the content of another tensor while the mod is traced{where()}; use "
+                    "torch.stack"
+                )
+            return number
+        if types and all(map(_only_converts, types)):
+            with no_subclasses():
+                return super().__torch_function__(func, types, args, kwargs)
         return super().__torch_function__(func, types, args, kwargs)
+
+
+def _only_converts(subclass: type) -> bool:
+    """Whether a subclass of tensors does nothing but give results its own type. The recording would not know such a
+    result, which is another object."""
+    return getattr(subclass.__torch_function__, "__func__", None) is torch.Tensor.__torch_function__.__func__

@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 
-from flashlift.torch._internals import tree_map_only
+from flashlift.torch._internals import tree_map_only, warn_once
 from flashlift.torch._program import LARGEST_ARGUMENT, Builder, Capture, Node, type_of
+from flashlift.torch._trace.lines import TraceError, where
 from flashlift.torch._trace.record import CPU, Size, SizeOf, Slot, Source
 from flashlift.torch._trace.values import Value
 
@@ -108,6 +109,11 @@ class Recording:
         self.reads_unknown |= self.is_unknown(tensor)
         wrapped = self._wrapped.get(id(tensor))
         if slot is None and wrapped is None and tensor.dim() == 0:
+            if self.is_unknown(tensor) and type(tensor) not in (torch.Tensor, torch.nn.Parameter):
+                raise TraceError(
+                    f"a result has the type {type(tensor).__name__}, whose own operations the trace does not see"
+                    f"{where()}; capture tensors as plain ones, by .as_subclass(torch.Tensor)"
+                )
             node = self.builder.constant(tensor.item(), type_of(tensor.dtype))
             return Value.scalar(tensor.dtype, node)
         self._alive.append(tensor)
@@ -121,6 +127,12 @@ class Recording:
         self.captures.append(Capture(dtype, tensor.dim()))
         self.sources.append(source)
         type_ = type_of(dtype)
+        if tensor.dtype == torch.float64 and not self.is_number(tensor):
+            warn_once(
+                "flashlift_float64_capture",
+                "a mod captures a float64 tensor: programs compute in float32, and read it so. If differences of large "
+                "numbers matter, such as times, subtract before the mod captures them, or capture integers",
+            )
         shape: list[int] = list(tensor.shape)
         if isinstance(source, Slot):
             shape = [Size.of(size, SizeOf(source.number, dim)) for dim, size in enumerate(shape)]

@@ -55,7 +55,8 @@ def trace(
         for name in INPUTS[kind]:
             dtype = torch.float32 if name == "score" else torch.int32
             scalars.append(recording.traced(Value.scalar(dtype, recording.builder.input(name))))
-        with Dispatch(recording), ModFunctions(recording, unwrapped):
+        dispatch = Dispatch(recording)
+        with dispatch, ModFunctions(recording, unwrapped, dispatch):
             try:
                 result = mod(*scalars, *extra)
             except NotImplementedError as error:
