@@ -84,9 +84,28 @@ def _trace_graph(graph: Any, kind: str, captured: list, factor: Any = None) -> t
     mod = graph
     if factor is not None:
         mod, captured = _of_product(graph), [*captured, factor]
+    try:
+        found, leaves = _trace_captures(mod, kind, captured, floats, 0)
+    except RuntimeError as error:
+        if "ZeroDivisionError" not in str(error):
+            raise
+        # The mod divides by a captured integer. (An index by a stand-in is in range if that is 0.)
+        found, leaves = _trace_captures(mod, kind, captured, floats, 1)
+    if kind == "score_mod" and _calls_autograd_function(graph):
+        found.autograd_function = "of a graph"
+    if found.depends_on_sizes:
+        for one in leaves.tensors:
+            _ = [int(size) for size in one.shape]  # Dynamo compiles again for other sizes
+    return found, leaves
+
+
+def _trace_captures(mod: Any, kind: str, captured: list, floats: Any, content: int) -> tuple[Trace, Leaves]:
+    """content: that of the tensors in place of the captured ones."""
     is_tensor = [isinstance(one, torch.Tensor) for one in captured]
     tensors, numbers = _divided(captured, is_tensor)
-    stand_ins = [_stand_in(one) if whole else _number(one) for one, whole in zip(captured, is_tensor, strict=True)]
+    stand_ins = [
+        _stand_in(one, content) if whole else _number(one) for one, whole in zip(captured, is_tensor, strict=True)
+    ]
     if numbers:
         leaves, symbols = _divided(stand_ins, is_tensor)
         try:
@@ -100,11 +119,6 @@ def _trace_graph(graph: Any, kind: str, captured: list, factor: Any = None) -> t
             found = trace(lambda *scalars: mod(*scalars, *fixed), kind, leaves)
     else:
         found = trace(mod, kind, [], stand_ins)
-    if kind == "score_mod" and _calls_autograd_function(graph):
-        found.autograd_function = "of a graph"
-    if found.depends_on_sizes:
-        for one in tensors:
-            _ = [int(size) for size in one.shape]  # Dynamo compiles again for other sizes
     return found, Leaves(tensors, numbers)
 
 
@@ -156,12 +170,12 @@ def _number(symbol: Any) -> torch.Tensor:
         return as_tensor(number)
 
 
-def _stand_in(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor of this shape without content: the content of captured tensors is unknown while a graph is compiled.
-    Sizes that may change are those of the first call."""
+def _stand_in(tensor: torch.Tensor, content: int) -> torch.Tensor:
+    """A tensor of this shape with any content: that of captured tensors is unknown while a graph is compiled. Sizes that
+    may change are those of the first call."""
     sizes = [_hint(size) for size in tensor.shape]
     with disable_modes():  # a plain tensor, not a fake one
-        return torch.zeros((), dtype=tensor.dtype, device="cpu").expand(sizes)
+        return torch.full((), content, dtype=tensor.dtype, device="cpu").expand(sizes)
 
 
 flex_attention_hop = _FlexAttention()

@@ -55,7 +55,12 @@ def traced(mod: Callable, kind: str) -> tuple[Trace, Leaves]:
     """The trace of a mod, and the tensors and numbers that this function captures."""
     walk, structure = _walked(mod)
     key = (kind, structure)
-    if key in _walked_wholly:
+    try:
+        walks_wholly = key in _walked_wholly
+    except TypeError:  # sizes that a graph leaves open are not hashable
+        walk, _ = _walked(mod, wholly=True)
+        return trace(mod, kind, walk.tensors), _leaves(walk, frozenset())
+    if walks_wholly:
         walk, structure = _walked(mod, wholly=True)
         return _traced(mod, kind, walk, ("wholly", kind, structure))
     found, leaves = _traced(mod, kind, walk, key)

@@ -95,12 +95,25 @@ class Trace:
         PyTorch does, if coordinates within `bounds` are out of range for the tensor that they index."""
         slots: list[Any] = [*leaves, *numbers]
         in_mode = count_of_modes() > 0
+        # While a graph is traced, it must create its constants itself, from tensors of any kind.
+        created: dict[tuple[int, torch.device], torch.Tensor] = {}
+
+        def created_anew(tensor: torch.Tensor, on: torch.device) -> torch.Tensor:
+            key = (id(tensor), on)
+            if key not in created:
+                created[key] = torch.tensor(tensor.tolist(), dtype=tensor.dtype, device=on)
+            return created[key]
+
         for function, args, kwargs, is_number in self.prelude:
             if is_number:
                 args, kwargs = tree_map_only(Slot, lambda slot: as_tensor(slots[slot.number]), (args, kwargs))
                 result = function(*args, **kwargs)
                 slots.append(result if in_mode else result.item())
             else:
+                if in_mode:
+                    args, kwargs = tree_map_only(
+                        torch.Tensor, lambda one: created_anew(one, one.device), (args, kwargs)
+                    )
                 args, kwargs = tree_map_only(Slot, lambda slot: slots[slot.number], (args, kwargs))
                 slots.append(function(*args, **kwargs))
         if sizes is not None:
@@ -112,8 +125,7 @@ class Trace:
             else:
                 value = slots[one.number] if type(one) is Slot else one
             if type(one) not in (Slot, SizeOf) and in_mode:
-                # While a graph is traced, it must create its constants itself, from tensors of any kind.
-                value = torch.tensor(value.tolist(), dtype=value.dtype, device=device)
+                value = created_anew(value, device)
             elif isinstance(value, torch.SymFloat):
                 value = as_tensor(value).to(one.dtype).to(device)
             elif not isinstance(value, torch.Tensor) and (in_mode or isinstance(value, torch.SymInt)):
