@@ -23,15 +23,35 @@ def translate(recording: Recording, func: Any, args: tuple, kwargs: dict) -> Any
     if handler is not None:
         return handler(recording, func, args, kwargs)
     # add_ and similar: the same operation, whose result replaces its first argument.
-    if name.endswith("_") and not name.startswith("__") and name[:-1] in TABLE:
-        functional = getattr(getattr(torch.ops.aten, name[:-1]), func._overloadname)
+    same = _without_change(name)
+    if same in TABLE or name == "copy_":
         if not recording.is_traced(args[0]) or args[0].dim() > 0:
             raise TraceError(f"{func} changes a tensor that is not one of the mod's own scalars{where()}")
-        value = recording.value_of(TABLE[name[:-1]](recording, functional, args, kwargs))
+        if name == "copy_":
+            value = recording.value_of(args[1])
+        else:
+            value = recording.value_of(TABLE[same](recording, _overload_like(func, same), args, kwargs))
         dtype = args[0].dtype
         recording.bind(args[0], Value.scalar(dtype, recording.builder.cast(value.node, dtype)))
         return args[0]
     return NotImplemented
+
+
+def _without_change(name: str) -> str:
+    """The name of the operation that an operation like add_ or __ilshift__ does in place; "" for others."""
+    if name.startswith("__i"):
+        return "__" + name.removeprefix("__i")
+    return name[:-1] if name.endswith("_") and not name.startswith("__") else ""
+
+
+def _overload_like(func: Any, name: str) -> Any:
+    """The overload of an operation with the same arguments as `func`. It may have another name: pow_.Scalar is
+    pow.Tensor_Scalar."""
+    packet = getattr(torch.ops.aten, name)
+    wanted = [str(one.type) for one in func._schema.arguments]
+    overloads = [getattr(packet, one) for one in packet.overloads()]
+    same = (one for one in overloads if [str(each.type) for each in one._schema.arguments] == wanted)
+    return next(same, func)
 
 
 def name_of(func: Any) -> str:

@@ -1,0 +1,196 @@
+"""Mods that read tensors' contents, change tensors or have tensors of their own, beside plain maths."""
+
+import copy
+
+import pytest
+import torch
+from flashlift.torch import flex_attention, scaled_dot_product_attention
+from torch.fx.experimental.proxy_tensor import make_fx
+
+I, J = torch.arange(20)[:, None], torch.arange(20)
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    torch._dynamo.reset()
+
+
+def tensors():
+    generator = torch.Generator().manual_seed(3)
+    return [torch.randn(1, 4, 20, 16, generator=generator) for _ in range(3)]
+
+
+def plain(change=lambda score: score, keep=None):
+    q, k, v = tensors()
+    scores = change(q @ k.mT / 4)
+    return (scores if keep is None else scores.masked_fill(~keep, -torch.inf)).softmax(-1) @ v
+
+
+def close(found, wanted):
+    torch.testing.assert_close(found, wanted, atol=2e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [torch.tensor, torch.as_tensor, torch.LongTensor, I.new_tensor],
+    ids=["tensor", "as_tensor", "LongTensor", "new_tensor"],
+)
+def test_numbers_that_a_mod_puts_into_a_tensor(make):
+    def windows(sizes):
+        return lambda b, h, q, kv: (q >= kv) & (q - kv < make(sizes)[h])
+
+    for sizes in ([2, 4, 8, 16], [3, 5, 9, 17], [4, 8, 16, 20], [1, 1, 1, 1]):
+        out = flex_attention(*tensors(), mask_mod=windows(sizes))
+        close(out, plain(keep=(I >= J) & (I - J < torch.tensor(sizes)[:, None, None])))
+
+
+TABLE = torch.randn(20)
+
+
+@pytest.mark.parametrize(
+    "score_mod",
+    [
+        lambda s, b, h, q, kv: torch.tensor([s, s])[0],
+        lambda s, b, h, q, kv: torch.as_tensor([[0.0, s]])[0, 1],
+        lambda s, b, h, q, kv: s.new_tensor((s, 2 * s))[1],
+        lambda s, b, h, q, kv: torch.Tensor([s])[0],
+        lambda s, b, h, q, kv: s + TABLE[torch.LongTensor([h])[0]],
+        lambda s, b, h, q, kv: s + TABLE[torch.tensor([h, kv])[0]],
+        lambda s, b, h, q, kv: s + torch.tensor([TABLE[0], TABLE[1]])[h % 2],
+        lambda s, b, h, q, kv: copy.deepcopy(s),
+    ],
+    ids=["tensor", "as_tensor", "new_tensor", "Tensor", "LongTensor", "coordinates", "captured", "deepcopy"],
+)
+def test_contents_are_not_read_while_a_mod_is_traced(score_mod):
+    with pytest.raises(RuntimeError, match="reads the content of .*while the mod is traced"):
+        flex_attention(*tensors(), score_mod)
+
+
+class Named(torch.Tensor):
+    """A subclass that only gives results its own type."""
+
+
+class Counting(torch.Tensor):
+    """A subclass with operations of its own."""
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+def test_captured_tensors_of_a_subclass():
+    q, k, v = tensors()
+    named = TABLE.as_subclass(Named)
+    close(flex_attention(q, k, v, lambda s, b, h, q, kv: s + named[kv]), plain(lambda s: s + TABLE))
+    scalar = torch.tensor(2.0).as_subclass(Named)
+    close(flex_attention(q, k, v, lambda s, b, h, q, kv: s * scalar), plain(lambda s: s * 2))
+    is_kept = (TABLE > 0).as_subclass(Named)
+    close(flex_attention(q, k, v, mask_mod=lambda b, h, q, kv: is_kept[kv]), plain(keep=TABLE > 0))
+    mask = TABLE.expand(20, 20).as_subclass(Named)
+    close(scaled_dot_product_attention(q, k, v, attn_mask=mask), plain(lambda s: s + TABLE))
+
+
+def test_a_subclass_with_operations_of_its_own_is_refused():
+    counting = TABLE.as_subclass(Counting)
+    with pytest.raises(RuntimeError, match=r"type Counting.*as_subclass\(torch.Tensor\)"):
+        flex_attention(*tensors(), lambda s, b, h, q, kv: s + counting[kv])
+
+
+def test_a_captured_float64_tensor_is_read_as_float32_with_a_warning(monkeypatch):
+    warned = []
+    monkeypatch.setattr("flashlift.torch._trace.recording.warn_once", lambda name, text, *_: warned.append(text))
+    wide = TABLE.double()
+    close(flex_attention(*tensors(), lambda s, b, h, q, kv: s + wide[kv]), plain(lambda s: s + TABLE))
+    assert len(warned) == 1 and "float64" in warned[0]
+    flex_attention(*tensors(), lambda s, b, h, q, kv: s + TABLE[kv] * 0.5)
+    assert len(warned) == 1
+
+
+@pytest.mark.parametrize("compiles", [False, True], ids=["eager", "compiled"])
+@pytest.mark.parametrize("name", ["floor_divide", "remainder", "item of a vector", "numbers of both"])
+def test_division_by_a_captured_integer(name, compiles):
+    four, table = torch.tensor(4), torch.tensor([4, 5])
+    score_mod, change = {
+        "floor_divide": (lambda s, b, h, q, kv: s + q // four, lambda s: s + I // 4),
+        "remainder": (lambda s, b, h, q, kv: s + torch.remainder(q, four * 2), lambda s: s + I % 8),
+        "item of a vector": (lambda s, b, h, q, kv: s + q % table[1], lambda s: s + I % 5),
+        "numbers of both": (lambda s, b, h, q, kv: s + (table // four)[h % 2] * kv, lambda s: s + J),
+    }[name]
+    attend = torch.compile(flex_attention, backend="aot_eager", fullgraph=True) if compiles else flex_attention
+    close(attend(*tensors(), score_mod), plain(change))
+
+
+@pytest.mark.parametrize("compiles", [False, True], ids=["eager", "compiled"])
+@pytest.mark.parametrize(
+    "table",
+    [
+        lambda: torch.where(TABLE > 0, TABLE, torch.tensor(0.5)),
+        lambda: TABLE * torch.arange(20),
+        lambda: torch.cat([TABLE, torch.zeros(3)]),
+        lambda: TABLE[torch.arange(19, -1, -1)],
+    ],
+    ids=["where", "product", "cat", "index"],
+)
+def test_tensors_that_a_mod_makes_beside_captured_ones(table, compiles):
+    attend = torch.compile(flex_attention, backend="aot_eager", fullgraph=True) if compiles else flex_attention
+    wanted = table()[:20]
+    close(attend(*tensors(), lambda s, b, h, q, kv: s + table()[kv]), plain(lambda s: s + wanted))
+
+
+def change_in_place(name, x, d):
+    if name == "//=":
+        d //= 2
+    elif name == "x //=":
+        x //= 2
+    elif name == "**=":
+        d **= 2
+    elif name == "<<=":
+        d <<= 1
+    elif name == ">>=":
+        d >>= 1
+    elif name == "nan_to_num_":
+        x.nan_to_num_(1.0)
+    elif name == "fill_":
+        d.fill_(3)
+    elif name == "zero_":
+        d.zero_()
+    elif name == "copy_":
+        x.copy_(d)
+    return x, d
+
+
+@pytest.mark.parametrize("name", ["//=", "x //=", "**=", "<<=", ">>=", "nan_to_num_", "fill_", "zero_", "copy_"])
+def test_operations_in_place_on_a_mods_own_scalars(name):
+    def score_mod(s, b, h, q, kv):
+        x, d = change_in_place(name, s.clone(), q - kv + 0)
+        return s + x + d * 0.1
+
+    def change(s):
+        x, d = change_in_place(name, s.clone(), (I - J + 0).expand(1, 4, 20, 20).clone())
+        return s + x + d * 0.1
+
+    close(flex_attention(*tensors(), score_mod), plain(change))
+
+
+def test_an_exported_model_slices_what_a_mod_captures():
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.gain = torch.nn.Parameter(torch.ones(()))
+
+        def forward(self, q, k, v, bias):
+            return flex_attention(q * self.gain, k, v, lambda s, b, h, i, j: s + bias[:, 0][i] + bias.t()[i, j])
+
+    q, k, v = tensors()
+    bias = torch.randn(20, 20)
+    exported = torch.export.export(Model(), (q, k, v, bias)).module()
+    close(exported(q, k, v, bias), plain(lambda s: s + bias[:, :1] + bias.T))
+
+
+def test_a_graph_of_open_sizes_has_what_a_mod_captures():
+    def attend(q, k, v, bias):
+        return flex_attention(q, k, v, lambda s, b, h, i, j: s + bias[j])
+
+    q, k, v = tensors()
+    graph = make_fx(attend, tracing_mode="symbolic")(q, k, v, TABLE)
+    close(graph(q, k, v, TABLE * 2), plain(lambda s: s + TABLE * 2))
