@@ -7,7 +7,8 @@ import torch
 from flashlift.torch import flex_attention, scaled_dot_product_attention
 from torch.fx.experimental.proxy_tensor import make_fx
 
-I, J = torch.arange(20)[:, None], torch.arange(20)
+KV = torch.arange(20)
+Q = KV[:, None]
 
 
 @pytest.fixture(autouse=True)
@@ -32,7 +33,7 @@ def close(found, wanted):
 
 @pytest.mark.parametrize(
     "make",
-    [torch.tensor, torch.as_tensor, torch.LongTensor, I.new_tensor],
+    [torch.tensor, torch.as_tensor, torch.LongTensor, Q.new_tensor],
     ids=["tensor", "as_tensor", "LongTensor", "new_tensor"],
 )
 def test_numbers_that_a_mod_puts_into_a_tensor(make):
@@ -41,7 +42,7 @@ def test_numbers_that_a_mod_puts_into_a_tensor(make):
 
     for sizes in ([2, 4, 8, 16], [3, 5, 9, 17], [4, 8, 16, 20], [1, 1, 1, 1]):
         out = flex_attention(*tensors(), mask_mod=windows(sizes))
-        close(out, plain(keep=(I >= J) & (I - J < torch.tensor(sizes)[:, None, None])))
+        close(out, plain(keep=(Q >= KV) & (torch.tensor(sizes)[:, None, None] > Q - KV)))
 
 
 TABLE = torch.randn(20)
@@ -111,10 +112,10 @@ def test_a_captured_float64_tensor_is_read_as_float32_with_a_warning(monkeypatch
 def test_division_by_a_captured_integer(name, compiles):
     four, table = torch.tensor(4), torch.tensor([4, 5])
     score_mod, change = {
-        "floor_divide": (lambda s, b, h, q, kv: s + q // four, lambda s: s + I // 4),
-        "remainder": (lambda s, b, h, q, kv: s + torch.remainder(q, four * 2), lambda s: s + I % 8),
-        "item of a vector": (lambda s, b, h, q, kv: s + q % table[1], lambda s: s + I % 5),
-        "numbers of both": (lambda s, b, h, q, kv: s + (table // four)[h % 2] * kv, lambda s: s + J),
+        "floor_divide": (lambda s, b, h, q, kv: s + q // four, lambda s: s + Q // 4),
+        "remainder": (lambda s, b, h, q, kv: s + torch.remainder(q, four * 2), lambda s: s + Q % 8),
+        "item of a vector": (lambda s, b, h, q, kv: s + q % table[1], lambda s: s + Q % 5),
+        "numbers of both": (lambda s, b, h, q, kv: s + (table // four)[h % 2] * kv, lambda s: s + KV),
     }[name]
     attend = torch.compile(flex_attention, backend="aot_eager", fullgraph=True) if compiles else flex_attention
     close(attend(*tensors(), score_mod), plain(change))
@@ -166,7 +167,7 @@ def test_operations_in_place_on_a_mods_own_scalars(name):
         return s + x + d * 0.1
 
     def change(s):
-        x, d = change_in_place(name, s.clone(), (I - J + 0).expand(1, 4, 20, 20).clone())
+        x, d = change_in_place(name, s.clone(), (Q - KV + 0).expand(1, 4, 20, 20).clone())
         return s + x + d * 0.1
 
     close(flex_attention(*tensors(), score_mod), plain(change))

@@ -171,8 +171,8 @@ def _number(symbol: Any) -> torch.Tensor:
 
 
 def _stand_in(tensor: torch.Tensor, content: int) -> torch.Tensor:
-    """A tensor of this shape with any content: that of captured tensors is unknown while a graph is compiled. Sizes that
-    may change are those of the first call."""
+    """A tensor of this shape with any content: that of captured tensors is unknown while a graph is compiled. Sizes
+    that may change are those of the first call."""
     sizes = [_hint(size) for size in tensor.shape]
     with disable_modes():  # a plain tensor, not a fake one
         return torch.full((), content, dtype=tensor.dtype, device="cpu").expand(sizes)

@@ -116,4 +116,6 @@ class ModFunctions(IndexByTensors):
 def _only_converts(subclass: type) -> bool:
     """Whether a subclass of tensors does nothing but give results its own type. The recording would not know such a
     result, which is another object."""
-    return getattr(subclass.__torch_function__, "__func__", None) is torch.Tensor.__torch_function__.__func__
+    own: Any = getattr(subclass, "__torch_function__", None)
+    of_tensors: Any = torch.Tensor.__torch_function__
+    return getattr(own, "__func__", None) is of_tensors.__func__
