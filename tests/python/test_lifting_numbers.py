@@ -605,3 +605,28 @@ def test_what_is_widened_to_f32_stays_as_exact(widened, gradients):
         mine, theirs = mine[0], theirs[0]
     assert mine.dtype == jnp.float32
     np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("change", "is_fused"),
+    [
+        (jax.nn.relu, False),  # its gradient at 0 is 0, that of a score program's max is 1/2
+        (jnp.abs, False),  # 1, and that of a score program's abs is 0
+        (lambda s: jnp.maximum(s, 0), True),
+        (lambda s: jnp.clip(s, 0, 1), True),
+        (jax.nn.leaky_relu, True),
+        (lambda s: s / (1 + jnp.abs(s)), True),
+        (lambda s: jnp.where(s > 0, s, 0), True),
+    ],
+    ids=["relu", "abs", "maximum", "clip", "leaky relu", "soft sign", "where"],
+)
+def test_gradients_of_scores_that_are_exactly_0(change, is_fused):
+    """Padding with zeros gives such scores, where frameworks choose different derivatives."""
+    q, k, v = tensors(T=40)
+    q, k = q.at[:, 3].set(0), k.at[:, 30:].set(0)
+    function = jax.value_and_grad(
+        lambda *given: jnp.sin(attend(change(scores_of(*given[:2])), given[2])).sum(), (0, 1, 2)
+    )
+    count, report = compare(function, [q, k, v])
+    assert (count > 0) == is_fused, report
+    assert is_fused or all(candidate.reason for candidate in report.candidates), report

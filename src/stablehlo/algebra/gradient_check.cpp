@@ -30,6 +30,9 @@ std::vector<Draw> draws_for(std::optional<double> threshold) {
     draws.push_back({.score_range = trial % 2 == 0 ? 4.0 : 30.0, .gradient_range = trial % 3 == 0 ? 1.0 : 1e6});
   }
   draws.push_back({.load_center = 0, .load_range = 2});
+  // Frameworks differ in the derivatives of max(s, 0) and |s| at 0, and padding gives scores that are exactly 0.
+  draws.push_back({.zero_scores = true});
+  draws.push_back({.zero_scores = true, .gradient_range = 1e6});
   for (const double center : {16.0, 32.0, 48.0, 64.0, 80.0, 96.0}) {
     draws.push_back({.score_center = center, .score_range = 8});
     draws.push_back({.score_center = -center, .score_range = 8});

@@ -207,7 +207,8 @@ std::vector<Scalar<double>> NumericRow::compute(SymId id) {
 std::vector<Scalar<double>> NumericRow::drawn_scores(uint64_t row, size_t count) const {
   std::vector<Scalar<double>> scores(count);
   for (size_t key = 0; key < count; ++key) {
-    scores[key].f = draw_.score_center + draw_.score_range * (2 * unit(mixed(row, key)) - 1);
+    const bool is_zero = draw_.zero_scores && mixed(mixed(row, key)) % 2 == 0;
+    scores[key].f = is_zero ? 0 : draw_.score_center + draw_.score_range * (2 * unit(mixed(row, key)) - 1);
   }
   return scores;
 }

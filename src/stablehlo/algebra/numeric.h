@@ -25,6 +25,7 @@ struct Draw {
   uint64_t seed = 0;
   double score_center = 0;
   double score_range = 4;     // scores are within +- this of the center
+  bool zero_scores = false;   // those of about half of the keys are 0, as zeros in queries or keys make them
   int64_t gradient = -1;      // the leaf that is the gradient of the probabilities, or -1
   double gradient_range = 1;  // its elements are within +- this
   double load_center = 0.75;
