@@ -195,3 +195,24 @@ def test_a_graph_of_open_sizes_has_what_a_mod_captures():
     q, k, v = tensors()
     graph = make_fx(attend, tracing_mode="symbolic")(q, k, v, TABLE)
     close(graph(q, k, v, TABLE * 2), plain(lambda s: s + TABLE * 2))
+
+
+def test_an_export_of_any_length_makes_no_length_a_constant():
+    class Model(torch.nn.Module):
+        def __init__(self, reads_itself):
+            super().__init__()
+            self.reads_itself = reads_itself
+
+        def forward(self, q, k, v):
+            length = q.shape[2]
+            if self.reads_itself:
+                return flex_attention(q, k, v, lambda s, b, h, i, j: s * q.shape[2] * 0.1)
+            return flex_attention(q, k, v, lambda s, b, h, i, j: s * length * 0.1)
+
+    shapes = ({2: torch.export.Dim("length", min=2, max=64)},) * 3
+    with pytest.raises(torch._dynamo.exc.UserError, match="Constraints violated"):
+        torch.export.export(Model(True), tuple(tensors()), dynamic_shapes=shapes, strict=True)
+    exported = torch.export.export(Model(False), tuple(tensors()), dynamic_shapes=shapes, strict=True).module()
+    close(exported(*tensors()), plain(lambda s: s * 2))
+    shorter = [one[:, :, :7] for one in tensors()]
+    close(exported(*shorter), Model(False)(*shorter))

@@ -93,7 +93,7 @@ def _trace_graph(graph: Any, kind: str, captured: list, factor: Any = None) -> t
         found, leaves = _trace_captures(mod, kind, captured, floats, 1)
     if kind == "score_mod" and _calls_autograd_function(graph):
         found.autograd_function = "of a graph"
-    if found.depends_on_sizes:
+    if found.depends_on_sizes or _reads_sizes(graph):
         for one in leaves.tensors:
             _ = [int(size) for size in one.shape]  # Dynamo compiles again for other sizes
     return found, leaves
@@ -140,6 +140,13 @@ def _read_floats(graph: Any, count: int) -> frozenset[int]:
     captured = arguments[len(arguments) - count :]
     reads = {node.args[0] for node in nodes if node.op == "call_method" and node.target == "item"}
     return frozenset(i for i, node in enumerate(captured) if node in reads)
+
+
+def _reads_sizes(graph: Any) -> bool:
+    """Whether a graph reads the size of a tensor. torch.compile gives it such sizes as arguments; strict torch.export
+    does not, so that those of the first call would become constants."""
+    nodes = graph.graph.nodes if isinstance(graph, torch.fx.GraphModule) else ()
+    return any(node.op == "call_method" and node.target in ("size", "numel", "__len__") for node in nodes)
 
 
 def _calls_autograd_function(graph: Any) -> bool:
