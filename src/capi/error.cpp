@@ -29,8 +29,10 @@ FlashliftErrorCode to_code(ErrorKind kind) {
   return FLASHLIFT_INTERNAL;
 }
 
-// Used if there is no memory left for an error. Its message is so short that it needs no allocation.
-constinit FlashliftError out_of_memory{FLASHLIFT_INTERNAL, "out of memory"};
+// Used if there is no memory left for an error. Its message is so short that it needs no allocation. Made when the
+// library is loaded: with a static object of a function, a child by fork() might wait for the thread that makes it.
+FlashliftError make_out_of_memory() noexcept { return {FLASHLIFT_INTERNAL, "out of memory"}; }
+FlashliftError out_of_memory = make_out_of_memory();
 
 }  // namespace
 

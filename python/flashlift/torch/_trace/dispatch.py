@@ -82,7 +82,10 @@ class Dispatch(TorchDispatchMode):
         recording = self._recording
         depends = list(filter(recording.is_captured, tensors))
         if depends and func._schema.is_mutable:
-            raise TraceError(f"{func} changes a captured tensor{where()}")
+            raise TraceError(
+                f"{func} changes a captured tensor, or one that depends on captured tensors{where()}; use an operation "
+                "that returns a new tensor"
+            )
         is_number = bool(depends) and all(map(recording.is_number, depends))
         if is_number and func.overloadpacket is torch.ops.aten.pow:  # in Python, a power of integers may be a fraction
             raise TraceError(f"{func} needs numbers that do not change from call to call{where()}")
