@@ -6,6 +6,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstdlib>
+#include <limits>
 #include <thread>
 
 #include "support/error.h"
@@ -20,12 +21,18 @@ std::atomic<int> open_sections{0};  // counts the outermost section of each thre
 std::atomic<bool> is_forking{false};
 std::atomic<int> generation{0};
 std::atomic<bool> was_cut{false};
-std::atomic<bool> is_ending{false};  // exit() is running
-thread_local int depth = 0;          // of this thread's sections
+std::atomic<bool> is_ending{false};       // exit() is running
+std::atomic<Clock::rep> paused_until{0};  // no section begins before this time
+thread_local int depth = 0;               // of this thread's sections
 
 void wait_a_little() { std::this_thread::sleep_for(std::chrono::microseconds(50)); }
 
 int own_sections() { return depth > 0 ? 1 : 0; }
+
+bool is_paused() {
+  const Clock::rep until = paused_until;
+  return until != 0 && Clock::now().time_since_epoch().count() < until;
+}
 
 void wait_for_others() {
   const auto end = Clock::now() + std::chrono::seconds(kLongestForkSeconds);
@@ -47,22 +54,30 @@ void in_child() {
   open_sections = own_sections();
   is_forking = false;
   is_ending = false;  // exit() was called by a thread that the child does not have
+  paused_until = 0;
 }
 
 void before_exit() {
   is_ending = true;
+  paused_until = 0;
   wait_for_others();
 }
 
 // exit() runs the last registered function first. Static objects that a section creates after this library was loaded
 // would therefore be destroyed before the section ends. To prevent this, before_exit is registered again at the end of
 // the thread that calls exit(). Only the thread-local objects of that thread are destroyed earlier. It is usually the
-// main thread; other threads do not register it, since there may be any number of them.
+// main thread; other threads do not register it, since there may be any number of them. No section runs from then until
+// before_exit does, since an object that it made in between would be destroyed first. The pause has an end, because the
+// main thread may also end by pthread_exit(), which leaves the process running.
 struct RegistersOnceMore {
   ~RegistersOnceMore() {
-    if (gettid() == getpid()) {
-      std::atexit(before_exit);
+    if (gettid() != getpid()) {
+      return;
     }
+    paused_until = std::numeric_limits<Clock::rep>::max();
+    wait_for_others();
+    std::atexit(before_exit);
+    paused_until = (Clock::now() + std::chrono::seconds(1)).time_since_epoch().count();
   }
 };
 void watch_this_thread() { [[maybe_unused]] static thread_local const RegistersOnceMore at_end_of_thread; }
@@ -83,7 +98,7 @@ UncutByFork::UncutByFork() {
     return;
   }
   ++open_sections;
-  while (is_forking) {
+  while (is_forking || is_paused()) {
     --open_sections;
     wait_a_little();
     ++open_sections;
