@@ -56,6 +56,10 @@ std::optional<cpu::Isa> best_isa(const CpuMachine& machine) {
   return std::nullopt;
 }
 
+bool is_less_exact(const CpuImplementation& row, const Problem& problem) {
+  return row.bf16_products && problem.out_dtype == DType::kF32;
+}
+
 std::optional<std::string> refusal(const CpuImplementation& row, const Problem& problem, const CpuMachine& machine,
                                    bool by_name) {
   if (const auto missing = machine.has.missing(needs_of(row.isa))) {
@@ -70,7 +74,7 @@ std::optional<std::string> refusal(const CpuImplementation& row, const Problem& 
   if (row.bf16_products && problem.dtype != DType::kBF16) {
     return fmt::format("multiplies bf16 operands only, and these are {}", to_string(problem.dtype));
   }
-  if (row.bf16_products && problem.out_dtype == DType::kF32 && !by_name) {
+  if (is_less_exact(row, problem) && !by_name) {
     return "the output is f32, and this rounds probabilities to bf16; ask for it by name to use it";
   }
   if (row.bf16_products && problem.drops_keys()) {

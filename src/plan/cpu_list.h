@@ -37,6 +37,10 @@ Result<CpuMachine> this_cpu();
 // The first tile kernels of the list that the machine can run, with products of any type.
 std::optional<cpu::Isa> best_isa(const CpuMachine& machine);
 
+// Whether an implementation rounds more than the problem's output does, so that it runs only if a caller names it.
+// Tuning does not choose it either.
+bool is_less_exact(const CpuImplementation& row, const Problem& problem);
+
 // The reason why an implementation refuses a verified problem, forward or backward; none if it accepts.
 std::optional<std::string> refusal(const CpuImplementation& row, const Problem& problem, const CpuMachine& machine,
                                    bool by_name);

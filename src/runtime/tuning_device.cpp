@@ -38,7 +38,8 @@ std::vector<std::string> implementations_by_name(const Problem& problem, const C
 #ifdef FLASHLIFT_HAS_CPU
     const Result<plan::CpuMachine> machine = plan::this_cpu();
     for (const plan::CpuImplementation& row : plan::cpu_list()) {
-      if (machine.ok() && row.isa != cpu::Isa::kPortable && !plan::refusal(row, *compiled, *machine, true)) {
+      if (machine.ok() && row.isa != cpu::Isa::kPortable && !plan::is_less_exact(row, *compiled) &&
+          !plan::refusal(row, *compiled, *machine, true)) {
         names.emplace_back(row.name());
       }
     }

@@ -57,6 +57,12 @@ def test_measures_and_remembers(cache):
     assert again.from_database and again.best == tuned.best and again.candidates == ()
 
 
+def test_a_less_exact_implementation_is_not_a_candidate():
+    tuned = package.tune("attn h2 s128 d32 bf16 out=f32", seconds=0, policy="off")
+    names = {one.tuning.implementation for one in tuned.candidates}
+    assert not names & {"cpu_amx", "cpu_avx512_bf16"}, names
+
+
 def test_off_leaves_nothing_behind(cache):
     assert not package.tune(SQUARE, seconds=0, policy="off").stored
     assert not cache.exists()
