@@ -27,6 +27,8 @@ def translate(recording: Recording, func: Any, args: tuple, kwargs: dict) -> Any
     if same in TABLE or name == "copy_":
         if not recording.is_traced(args[0]) or args[0].dim() > 0:
             raise TraceError(f"{func} changes a tensor that is not one of the mod's own scalars{where()}")
+        if name == "copy_" and args[1].dim() > 0:
+            raise TraceError(f"{func} copies a tensor of shape {list(args[1].shape)} to a scalar{where()}")
         if name == "copy_":
             value = recording.value_of(args[1])
         else:
