@@ -6,7 +6,7 @@ it the same way. It never reaches a backend: when AOTAutograd runs Dynamo's grap
 calls the ordinary operator flashlift::attention.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, cast
 
 import torch
@@ -132,10 +132,14 @@ def _divided(values: list, is_tensor: list[bool]) -> tuple[list, list]:
     return [one for one, whole in pairs if whole], [one for one, whole in pairs if not whole]
 
 
+def _nodes(graph: Any) -> Iterable[torch.fx.Node]:
+    return graph.graph.nodes if isinstance(graph, torch.fx.GraphModule) else ()
+
+
 def _read_floats(graph: Any, count: int) -> frozenset[int]:
     """Which of a graph's last `count` arguments the graph reads as numbers: if the floats that a mod captures may
     change, Dynamo makes tensors of them."""
-    nodes = graph.graph.nodes if isinstance(graph, torch.fx.GraphModule) else ()
+    nodes = _nodes(graph)
     arguments = [node for node in nodes if node.op == "placeholder"]
     captured = arguments[len(arguments) - count :]
     reads = {node.args[0] for node in nodes if node.op == "call_method" and node.target == "item"}
@@ -145,13 +149,12 @@ def _read_floats(graph: Any, count: int) -> frozenset[int]:
 def _reads_sizes(graph: Any) -> bool:
     """Whether a graph reads the size of a tensor. torch.compile gives it such sizes as arguments; strict torch.export
     does not, so that those of the first call would become constants."""
-    nodes = graph.graph.nodes if isinstance(graph, torch.fx.GraphModule) else ()
-    return any(node.op == "call_method" and node.target in ("size", "numel", "__len__") for node in nodes)
+    return any(node.op == "call_method" and node.target in ("size", "numel", "__len__") for node in _nodes(graph))
 
 
 def _calls_autograd_function(graph: Any) -> bool:
     apply = torch.ops.higher_order.autograd_function_apply
-    return isinstance(graph, torch.fx.GraphModule) and any(node.target is apply for node in graph.graph.nodes)
+    return any(node.target is apply for node in _nodes(graph))
 
 
 def _hint(size: Any) -> Any:

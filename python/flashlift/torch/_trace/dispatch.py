@@ -106,7 +106,7 @@ class Dispatch(TorchDispatchMode):
             func = func if recording.has_gradient else _without_gradient(func)
             recording.add_parts_to_prelude(func, args, kwargs, result)
             return result
-        if isinstance(result, torch.device):
+        if isinstance(result, torch.device):  # asked for by PyTorch's own indexing while it exports a graph
             return result
         if not isinstance(result, torch.Tensor) or (is_number and result.dim()):
             raise TraceError(
