@@ -3,6 +3,7 @@
 // FLASHLIFT_TEST_PROBLEMS: how many random problems (default 200); FLASHLIFT_TEST_SEED: the first seed.
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <cstdlib>
 #include <functional>
 #include <limits>
@@ -277,7 +278,7 @@ INSTANTIATE_TEST_SUITE_P(
         // Key tiles in rings: of all at once, also of several query heads, and of more than there are blocks. (Larger
         // ones: tests/python/test_torch_cuda.py.)
         "attn h2 s1000 d72 bf16 lse softcap=5", "attn hq4 hkv2 sq1100 skv1000 d16 f16 lse dropout=0.2",
-        "attn h18 s1030 d8 bf16 lse dropout=0.1"));
+        "attn h18 s1030 d8 bf16 lse dropout=0.1", "attn hq6 hkv2 sq1030 skv1100 d80 bf16 lse"));
 
 // Any problem that a description allows.
 TEST(DeviceBackward, DrawnProblemsAgreeWithTheOracle) {
@@ -478,7 +479,7 @@ TEST(DeviceBackward, TilesOfAMultiprocessorDoNotAffectEachOther) {
 // A stream on which a kernel occupies the shared memory of some multiprocessors for a while.
 class BusyStream {
  public:
-  Status begin(int multiprocessors, int milliseconds) {
+  Status begin(int multiprocessors, int64_t milliseconds) {
     FLASHLIFT_ASSIGN_OR_RETURN(driver_, cuda::Driver::get());
     FLASHLIFT_RETURN_IF_ERROR(
         driver_->check(driver_->cuStreamCreate(&stream_, cuda::kStreamNonBlocking), "cuStreamCreate"));
@@ -501,7 +502,7 @@ class BusyStream {
                       }));
     FLASHLIFT_ASSIGN_OR_RETURN(const cuda::CuKernel kernel,
                                library_->kernel("busy", device.handle, device.shared_bytes));
-    unsigned long long nanoseconds = milliseconds * 1'000'000ULL;
+    unsigned long long nanoseconds = static_cast<unsigned long long>(milliseconds) * 1'000'000;
     void* parameters[] = {&nanoseconds};
     return driver_->check(
         driver_->cuLaunchKernel(kernel, static_cast<unsigned>(multiprocessors), 1, 1, 32, 1, 1,
@@ -521,12 +522,14 @@ class BusyStream {
   std::shared_ptr<const cuda::LoadedLibrary> library_;
 };
 
-// Key tiles of a ring wait for each other, but must not depend on how many blocks there are at a time.
+// Key tiles of a ring wait for each other, but must not depend on how many blocks there are at a time, nor on another
+// kernel's end.
 TEST(DeviceBackward, FewFreeMultiprocessorsGiveTheSameBits) {
   const Result<cuda::Device> gpu = cuda::get_device(0);
   ASSERT_TRUE(gpu.ok()) << gpu.error().message;
-  for (const char* text : {"attn h8 s1100 d128 bf16 lse residual", "attn b2 hq8 hkv2 s1100 d96 f16 lse residual",
-                           "attn h40 s1024 d128 bf16 lse residual softcap=20"}) {
+  for (const char* text :
+       {"attn h8 s1100 d128 bf16 lse residual", "attn b2 hq8 hkv2 s1100 d96 f16 lse residual",
+        "attn hq32 hkv8 s1024 d128 bf16 lse residual", "attn h40 s1024 d128 bf16 lse residual softcap=20"}) {
     SCOPED_TRACE(text);
     const Result<Problem> problem = parse_problem(text);
     ASSERT_TRUE(problem.ok()) << problem.error().message;
@@ -549,13 +552,15 @@ TEST(DeviceBackward, FewFreeMultiprocessorsGiveTheSameBits) {
     for (const int free : {1, 3, 20}) {
       const OwnedGradients found = testing::make_gradients(*problem, forward.views, d_out, std::nullopt, random);
       BusyStream busy;
-      constexpr int kMilliseconds = 100;
-      status = busy.begin(gpu->multiprocessors - free, kMilliseconds);
+      constexpr std::chrono::milliseconds kBusy{500};
+      status = busy.begin(gpu->multiprocessors - free, kBusy.count());
+      const auto begun = std::chrono::steady_clock::now();
       ASSERT_TRUE(status.ok()) << status.error().message;
       status = attention->run_backward(device->views());
       ASSERT_TRUE(status.ok()) << status.error().message;
       status = device->fetch(found.arguments);
       ASSERT_TRUE(status.ok()) << status.error().message;
+      EXPECT_LT(std::chrono::steady_clock::now() - begun, kBusy * 3 / 4) << "it waited for the other kernel";
       const std::string differing = testing::differing_bits(want.arguments, found.arguments);
       EXPECT_TRUE(differing.empty()) << free << " free multiprocessors: " << differing;
     }

@@ -26,16 +26,10 @@ TEST(Rings, OccupyTheGpu) {
                          // Too few key tiles, or queries.
                          Row{512, 512, 512, 1, 0}, Row{64, 64, 4096, 1, 0}, Row{64, 4096, 128, 1, 0},
                          Row{0, 100, 100, 1, 0}, Row{4, 0, 100, 1, 0}, Row{4, 100, 0, 1, 0}}) {
-    const Rings rings = choose_rings(row.heads, 1, (row.q_len + 63) / 64, (row.kv_len + 127) / 128, kH100);
+    const Rings rings = choose_rings(row.heads, (row.q_len + 63) / 64, (row.kv_len + 127) / 128, kH100);
     EXPECT_EQ(rings.key_tiles, row.key_tiles) << row.heads << " " << row.q_len << " " << row.kv_len;
     EXPECT_EQ(rings.heads, row.together) << row.heads << " " << row.q_len << " " << row.kv_len;
   }
-}
-
-// A block that waits at the second query head for a key tile that was left would not resume it.
-TEST(Rings, AreNotForGroupedHeads) {
-  EXPECT_EQ(choose_rings(64, 1, 64, 32, kH100).key_tiles, 32);
-  EXPECT_EQ(choose_rings(64, 2, 64, 32, kH100).key_tiles, 1);
 }
 
 // The kernel relies on it: each key tile of a ring begins at a query tile of its own.
@@ -44,7 +38,7 @@ TEST(Rings, BeginAtDifferentQueries) {
     for (int64_t heads = 1; heads < 40; heads += 3) {
       for (int64_t query_tiles = 1; query_tiles < 300; query_tiles += 7) {
         for (int64_t key_tiles = 1; key_tiles < 300; key_tiles += 11) {
-          const Rings rings = choose_rings(heads, 1, query_tiles, key_tiles, multiprocessors);
+          const Rings rings = choose_rings(heads, query_tiles, key_tiles, multiprocessors);
           ASSERT_GE(rings.key_tiles, 1);
           ASSERT_LE(rings.key_tiles, multiprocessors);
           ASSERT_LE(rings.key_tiles, key_tiles);

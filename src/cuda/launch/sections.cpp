@@ -21,12 +21,12 @@ int64_t groups_per_section(const HeadGroups& heads, const ForwardConfig& config,
   return divide_up(heads.groups, std::max<int64_t>(sections, 1));
 }
 
-Rings choose_rings(int64_t heads, int group, int64_t query_tiles, int64_t key_tiles, int multiprocessors) {
+Rings choose_rings(int64_t heads, int64_t query_tiles, int64_t key_tiles, int multiprocessors) {
   constexpr int64_t kHeads = 4;  // at a time
   constexpr int64_t kSmallest = 8;
   constexpr int64_t kBusy = 95;  // percent of the multiprocessors, at least
   constexpr Rings kNone = {.key_tiles = 1, .heads = 0};
-  if (group > 1 || heads == 0 || key_tiles == 0 || query_tiles == 0) {
+  if (heads == 0 || key_tiles == 0 || query_tiles == 0) {
     return kNone;
   }
   // Each key tile of a ring begins at another query tile.

@@ -30,9 +30,6 @@ struct Rings {
 // Where rings are faster. `heads`: batch * kv_heads; a key tile visits `query_tiles` of each of `group` query heads,
 // and so many key tiles have a head. Rings of equal size must occupy all multiprocessors but a few, and at about four
 // heads at a time, whose queries and sums fit into the L2 cache. (Measured on an H200: docs/lessons/cuda_backward.md.)
-//
-// Never for grouped heads: a block can leave its key tile only while it is at the first head of the group. At the
-// others, it would wait forever for a key tile of its ring that was left, if no other block is free to resume that one.
-Rings choose_rings(int64_t heads, int group, int64_t query_tiles, int64_t key_tiles, int multiprocessors);
+Rings choose_rings(int64_t heads, int64_t query_tiles, int64_t key_tiles, int multiprocessors);
 
 }  // namespace flashlift::cuda

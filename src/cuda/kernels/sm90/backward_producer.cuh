@@ -467,7 +467,8 @@ struct Producer {
     return __shfl_sync(0xffffffff, taken, 0);
   }
 
-  // As load_all(): a key tile of a ring sees all queries. False: the block leaves it.
+  // As load_all(): a key tile of a ring sees all queries. Heads that share the keys take turns twice: first with what comes
+  // before the last queries, then with the rest, so that the block can leave its key tile between. False: it leaves it.
   template <typename BehindV>
   __device__ __forceinline__ bool load_ring(const BlockRows& rows, u32 v_bytes, const BehindV& behind_v) {
     const int key_tile = rows.first / FL_BLOCK_M;
@@ -476,19 +477,18 @@ struct Producer {
     int flags = kFirst | (step > 0 ? kBefore : 0);
 #pragma unroll 1
     while (true) {
-      const bool at_end = step == last_step();
       const ColumnTile tile{true, h, (last_step() - step) * FL_BLOCK_N};
-      if ((flags & kBefore) != 0) {
+      const bool before = (flags & kBefore) != 0;
+      const bool turn_ends = step == (before || ring().start() == 0 ? last_step() : ring().start() - 1);
+      const bool all_end = turn_ends && h == rows.last_h;
+      if (before) {
         if (load_shared_once(shared.ring + 4 * kRingEnd) == kResumes) {
           flags |= kNothing;
-        } else if (at_end && !ring_is_taken()) {
+        } else if (all_end && !ring_is_taken()) {
           flags |= kLeaves | kLast;
         }
-      }
-      step = at_end ? 0 : step + 1;
-      if (step == ring().start()) {
-        flags |= h == rows.last_h ? kLast : 0;
-        ++h;
+      } else if (all_end) {
+        flags |= kLast;
       }
       if (rows.first + FL_BLOCK_M > params.kv_len || tile.first + FL_BLOCK_N > params.q_len) {
         flags |= kPartial;
@@ -501,7 +501,12 @@ struct Producer {
       if ((flags & kLast) != 0) {
         return (flags & kLeaves) == 0;
       }
-      flags = at_end ? 0 : flags & kBefore;
+      ++step;
+      if (turn_ends) {
+        h = all_end ? rows.h : h + 1;
+        step = before && !all_end ? ring().start() : 0;
+      }
+      flags = before && !all_end ? kBefore : 0;
     }
   }
 #endif
