@@ -273,6 +273,28 @@ TEST(Emitter, QueriesOfAKeyAreWhatTheMaskKeeps) {
   }
 }
 
+TEST(Emitter, SlidingWindowsHaveLaterQueriesForLaterKeys) {
+  const std::string begin = "mask_mod() { %0 = sub q, kv; ";
+  const std::string documents = "mask_mod(ids: i32[?]) { %0 = load ids[q]; %1 = load ids[kv]; %2 = eq %0, %1; ";
+  for (const auto& [text, slides] : std::initializer_list<std::pair<std::string, bool>>{
+           {"causal", false},
+           {"window=1024", true},
+           {"causal window=1000", true},
+           {"window=64,0", true},
+           {"causal=bottom_right window=300,100", true},
+           {"prefix=200 causal", false},
+           {begin + "%1 = abs %0; %2 = le %1, 500; return %2 }", true},
+           {begin + "%1 = ge %0, 0; %2 = lt %0, 1000000; %3 = and %1, %2; return %3 }", false},
+           {"causal mask_mod() { %0 = floor_div q, 1000; %1 = floor_div kv, 1000; %2 = eq %0, %1; return %2 }", false},
+           {"causal mask_mod() { %0 = floor_div q, 300; %1 = floor_div kv, 300; %2 = eq %0, %1; return %2 }", false},
+           {"causal cu_seqlens", false},
+           {documents + "return %2 }", false},
+           {documents + "%3 = sub q, kv; %4 = le %3, 700; %5 = and %2, %4; return %5 }", true},
+           {"mask_mod(last: i32[?]) { %0 = load last[kv]; %1 = le q, %0; return %1 }", false}}) {
+    EXPECT_EQ(is_sliding(*problem_of("attn h1 s64 d64 bf16 " + text).mask_mod), slides) << text;
+  }
+}
+
 // How the gradient of a captured tensor is summed depends on which indices its elements are read at.
 TEST(Emitter, GradientsOfCapturedTensors) {
   const Problem problem = problem_of(

@@ -6,6 +6,7 @@
 #include <functional>
 #include <span>
 
+#include "cuda/emit/conditions.h"
 #include "cuda/emit/motion.h"
 #include "cuda/emit/program_emitter.h"
 #include "support/error.h"
@@ -346,6 +347,7 @@ Sm90BackwardKernel sm90_kernel(const Problem& problem, Sm90BackwardKernel kernel
   if (kernel.fused) {
     // (With tiles of 128 queries, the kernel is 10 to 25 % slower with rings.)
     kernel.rings = kernel.ordered && config.kv_tile == 64 && !finds_visits(problem);
+    kernel.heads_take_turns = !visits_differ_by_head(problem) && !(problem.mask_mod && is_sliding(*problem.mask_mod));
     choose_parts(kernel);
   }
   choose_sm90_stages(kernel);
@@ -593,6 +595,7 @@ std::vector<std::string> definitions(const Sm90BackwardKernel& kernel) {
   list.push_back(fmt::format("-DFL_EXACT_OUTPUT={:d}", kernel.exact_output));
   list.push_back(fmt::format("-DFL_ORDERED={:d}", kernel.ordered));
   list.push_back(fmt::format("-DFL_RINGS={:d}", kernel.rings));
+  list.push_back(fmt::format("-DFL_HEADS_TAKE_TURNS={:d}", kernel.heads_take_turns));
   list.push_back(fmt::format("-DFL_PART_COLUMNS={}", kernel.part_columns));
   list.push_back(fmt::format("-DFL_ROW_BOX_COLUMNS={}", kernel.row_box_columns));
   list.push_back(fmt::format("-DFL_HAS_FALLBACK={:d}", kernel.has_fallback));

@@ -48,7 +48,9 @@ struct Sm90BackwardKernel {
   bool exact_output = false;  // keeps_exact_output()
   bool ordered = true;        // if fused: key tiles add to d_q in a fixed order, so that it always has the same bits
   bool rings = false;         // if fused: key tiles form rings (kernels/sm90/key_rings.cuh)
-  int part_columns = 0;       // if fused: of d_q, that one warpgroup computes
+  // If fused: a tile of queries of all heads that share keys comes before the next one of any of them.
+  bool heads_take_turns = false;
+  int part_columns = 0;  // if fused: of d_q, that one warpgroup computes
   // Of the boxes in shared memory that hold a block's own rows: their swizzle covers a row.
   int row_box_columns = kSm90BoxColumns;
   bool has_fallback = false;

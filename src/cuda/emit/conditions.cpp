@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "cuda/emit/motion.h"
+#include "score/intervals.h"
 #include "score/simplify.h"
 
 namespace flashlift::cuda {
@@ -85,6 +86,44 @@ std::optional<std::vector<QueryBound>> query_bounds(const Program& mask_mod) {
     }
   }
   return bounds;
+}
+
+bool is_sliding(const Program& mask_mod) {
+  const Program plain = loading_conditions(mask_mod).empty() ? mask_mod : without_loading_conditions(mask_mod);
+  if (!plain.captures.empty()) {
+    return false;
+  }
+  constexpr int64_t kLength = 1 << 20;
+  constexpr int64_t kTile = 128;
+  constexpr int64_t kFarthest = 512;  // tiles: longer windows are like none
+  const score::IntervalProgram program(plain, {}, {.q_len = kLength, .kv_len = kLength});
+  std::vector<score::Interval> scratch;
+  const auto sees = [&](int64_t key_tile, int64_t first_query_tile, int64_t last_query_tile) {
+    const score::Box box{.b = {},
+                         .h = {},
+                         .q = {first_query_tile * kTile, last_query_tile * kTile + kTile - 1},
+                         .kv = {key_tile * kTile, key_tile * kTile + kTile - 1}};
+    return score::truth(program.evaluate(box, scratch)) != score::Truth::kFalse;
+  };
+  // Behind the key tile's own queries.
+  const auto last_seen = [&](int64_t key_tile) {
+    int64_t tile = key_tile + kFarthest;
+    while (tile > key_tile && !sees(key_tile, tile, tile)) {
+      --tile;
+    }
+    return tile;
+  };
+  constexpr int64_t kFirst = 1000;
+  constexpr int64_t kPairs = 8;
+  int64_t later = 0;
+  for (int64_t i = 0; i < kPairs; ++i) {
+    const int64_t key_tile = kFirst + i;
+    if (sees(key_tile, key_tile + kFarthest, kLength / kTile - 1)) {
+      return false;
+    }
+    later += last_seen(key_tile + 1) > last_seen(key_tile) ? 1 : 0;
+  }
+  return later > kPairs / 2;
 }
 
 }  // namespace flashlift::cuda

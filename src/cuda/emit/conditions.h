@@ -26,4 +26,8 @@ struct QueryBound {
 // All conditions of the mask_mod, if they are comparisons of positions.
 std::optional<std::vector<QueryBound>> query_bounds(const Program& mask_mod);
 
+// Do later keys have later last queries, as in a sliding window, and unlike in a document or under a causal mask? Asks
+// a few tiles of a long sequence, where all conditions hold that read captured tensors.
+bool is_sliding(const Program& mask_mod);
+
 }  // namespace flashlift::cuda

@@ -36,6 +36,8 @@ std::string emit_programs(const Problem& problem);
 
 // May tiles of scores be skipped? FL_FINDS_VISITS in kernels.
 bool finds_visits(const Problem& problem);
+// May other tiles be skipped in one head than in another?
+bool visits_differ_by_head(const Problem& problem);
 
 // Text of the header bounds.cuh: FL_BOUNDS_COUNT and, for the captured tensors of bounded_captures(), BoundsArguments,
 // the function find_bounds() for all warps of a grid, and a kernel of it, flashlift_bounds.

@@ -24,10 +24,15 @@ struct ColumnTile {
   bool precedes = false;
 };
 
-// The column tiles that the rows see, head by head. A warp classifies 32 tiles at a time. If there are more, it first
-// classifies 32 runs of tiles, since a mask often keeps little of a long sequence, and the consumers wait for the first
-// tile. In the fused kernel the last columns come first, and no tile is skipped with its run: other blocks classify
-// each tile alone, and must get the same result.
+// The column tiles that the rows see. A warp classifies 32 tiles at a time. If there are more, it first classifies 32
+// runs of tiles, since a mask often keeps little of a long sequence, and the consumers wait for the first tile. In the
+// fused kernel the last columns come first, and no tile is skipped with its run: other blocks classify each tile alone,
+// and must get the same result.
+//
+// Query heads that share the keys come one after the other. With FL_HEADS_TAKE_TURNS, all of them have a tile before the
+// next tile comes: under a causal mask or within documents, a key tile sees fewer queries than the one before. It would
+// get closer to that one with every head, and wait for it. In a window it begins with later queries, which are then too
+// far from those of the key tile before for the L2 cache.
 class ColumnTiles {
  public:
   __device__ __forceinline__ ColumnTiles(const ForwardParams& params, const BlockRows& rows)
@@ -44,7 +49,7 @@ class ColumnTiles {
         look_into_runs();
       } else if (next_ < tiles_) {
         look_for_runs();
-      } else if (head_ < rows_.last_h) {
+      } else if (!FL_HEADS_TAKE_TURNS && head_ < rows_.last_h) {
         ++head_;
         next_ = 0;
       } else {
@@ -52,10 +57,16 @@ class ColumnTiles {
       }
     }
     const int bit = __ffs(hits_) - 1;
-    hits_ &= hits_ - 1;
     const int tile = base_ + bit;
+    const int head = head_;
+    if (FL_HEADS_TAKE_TURNS && head < rows_.last_h) {
+      ++head_;
+    } else {
+      head_ = FL_HEADS_TAKE_TURNS ? rows_.h : head;
+      hits_ &= hits_ - 1;
+    }
     return {true,
-            head_,
+            head,
             (FL_FUSED ? tiles_ - 1 - tile : tile) * FL_BLOCK_N,
             ((partial_ >> bit & 1) != 0 ? kPartial : 0) | ((plain_ >> bit & 1) != 0 ? kPlain : 0),
             (follows_ >> bit & 1) != 0,
