@@ -277,8 +277,8 @@ INSTANTIATE_TEST_SUITE_P(
         "attn h2 sq200 skv500 dqk80 dv16 bf16 nondeterministic lse",
         // Key tiles in rings: of all at once, also of several query heads, and of more than there are blocks. (Larger
         // ones: tests/python/test_torch_cuda.py.)
-        "attn h2 s1000 d72 bf16 lse softcap=5", "attn hq4 hkv2 sq1100 skv1000 d16 f16 lse dropout=0.2",
-        "attn h18 s1030 d8 bf16 lse dropout=0.1", "attn hq4 hkv2 sq1030 skv1100 d72 bf16 lse",
+        "attn h2 s1000 dqk104 dv8 bf16 lse softcap=5", "attn hq4 hkv2 sq1100 skv1000 dqk8 dv128 f16 lse dropout=0.2",
+        "attn h18 s1030 dqk104 dv8 bf16 lse dropout=0.1", "attn hq4 hkv2 sq1030 skv1100 d104 bf16 lse",
         // Heads that share keys, in turns or one by one: masks that differ by head, more heads than lanes.
         "attn hq6 hkv2 s500 d128 bf16 lse window=100", "attn hq40 hkv1 s200 d64 bf16 lse causal",
         "attn hq4 hkv2 s400 d128 f16 lse mask_mod() { %0 = mul h, 50; %1 = add kv, %0; %2 = le %1, q; return %2 }",
@@ -536,7 +536,7 @@ TEST(DeviceBackward, FewFreeMultiprocessorsGiveTheSameBits) {
   const Result<cuda::Device> gpu = cuda::get_device(0);
   ASSERT_TRUE(gpu.ok()) << gpu.error().message;
   for (const char* text :
-       {"attn h8 s1100 d128 bf16 lse residual", "attn b2 hq8 hkv2 s1100 d96 f16 lse residual",
+       {"attn h8 s1100 d128 bf16 lse residual", "attn b2 hq8 hkv2 s1100 dqk104 dv72 f16 lse residual",
         "attn hq32 hkv8 s1024 d128 bf16 lse residual", "attn h40 s1024 d128 bf16 lse residual softcap=20"}) {
     SCOPED_TRACE(text);
     const Result<Problem> problem = parse_problem(text);

@@ -345,8 +345,11 @@ Sm90BackwardKernel sm90_kernel(const Problem& problem, Sm90BackwardKernel kernel
   }
   kernel.exact_output = keeps_exact_output(problem);
   if (kernel.fused) {
-    // (With tiles of 128 queries, the kernel is 10 to 25 % slower with rings.)
-    kernel.rings = kernel.ordered && config.kv_tile == 64 && !finds_visits(problem);
+    // (With tiles of 128 queries, the kernel is 10 to 25 % slower with rings, and at D96 4 to 6 %, if there are many
+    // heads.)
+    constexpr int kNarrowest = 96;
+    const bool wide = std::max(config.head_dim_padded, config.value_dim_padded) > kNarrowest;
+    kernel.rings = kernel.ordered && wide && !finds_visits(problem);
     kernel.heads_take_turns = !visits_differ_by_head(problem) && !(problem.mask_mod && is_sliding(*problem.mask_mod));
     choose_parts(kernel);
   }
