@@ -279,14 +279,13 @@ INSTANTIATE_TEST_SUITE_P(
         // ones: tests/python/test_torch_cuda.py.)
         "attn h2 s1000 dqk104 dv8 bf16 lse softcap=5", "attn hq4 hkv2 sq1100 skv1000 dqk8 dv128 f16 lse dropout=0.2",
         "attn h18 s1030 dqk104 dv8 bf16 lse dropout=0.1", "attn hq4 hkv2 sq1030 skv1100 d104 bf16 lse",
-        // Heads that share keys, in turns or one by one: masks that differ by head, more heads than lanes.
+        // Heads that share keys: one by one in a window and where masks differ by head, otherwise in turns.
         "attn hq6 hkv2 s500 d128 bf16 lse window=100", "attn hq40 hkv1 s200 d64 bf16 lse causal",
         "attn hq4 hkv2 s400 d128 f16 lse mask_mod() { %0 = mul h, 50; %1 = add kv, %0; %2 = le %1, q; return %2 }",
         "attn b2 hq8 hkv2 s300 d128 bf16 lse nondeterministic causal",
         "attn hq6 hkv2 s600 d96 bf16 lse causal cu_seqlens", "attn hq12 hkv3 sq300 skv500 d128 bf16 lse causal",
-        "attn hq4 hkv2 s400 d128 bf16 lse causal mask_mod() { %0 = floor_div q, 150; %1 = floor_div kv, 150; %2 = eq "
-        "%0, "
-        "%1; return %2 }"));
+        "attn hq4 hkv2 s400 d128 bf16 lse causal mask_mod() { %0 = floor_div q, 150; %1 = floor_div kv, 150; "
+        "%2 = eq %0, %1; return %2 }"));
 
 // Any problem that a description allows.
 TEST(DeviceBackward, DrawnProblemsAgreeWithTheOracle) {

@@ -1,6 +1,7 @@
 #include "cuda/emit/conditions.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "cuda/emit/motion.h"
 #include "score/intervals.h"
@@ -105,7 +106,7 @@ bool is_sliding(const Program& mask_mod) {
                          .kv = {key_tile * kTile, key_tile * kTile + kTile - 1}};
     return score::truth(program.evaluate(box, scratch)) != score::Truth::kFalse;
   };
-  // Behind the key tile's own queries.
+  // The last tile of queries that sees the key tile, from its own on.
   const auto last_seen = [&](int64_t key_tile) {
     int64_t tile = key_tile + kFarthest;
     while (tile > key_tile && !sees(key_tile, tile, tile)) {
@@ -116,12 +117,13 @@ bool is_sliding(const Program& mask_mod) {
   constexpr int64_t kFirst = 1000;
   constexpr int64_t kPairs = 8;
   int64_t later = 0;
-  for (int64_t i = 0; i < kPairs; ++i) {
-    const int64_t key_tile = kFirst + i;
+  int64_t last = last_seen(kFirst);
+  for (int64_t key_tile = kFirst + 1; key_tile <= kFirst + kPairs; ++key_tile) {
     if (sees(key_tile, key_tile + kFarthest, kLength / kTile - 1)) {
       return false;
     }
-    later += last_seen(key_tile + 1) > last_seen(key_tile) ? 1 : 0;
+    const int64_t previous = std::exchange(last, last_seen(key_tile));
+    later += last > previous ? 1 : 0;
   }
   return later > kPairs / 2;
 }

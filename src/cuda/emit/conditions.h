@@ -26,8 +26,9 @@ struct QueryBound {
 // All conditions of the mask_mod, if they are comparisons of positions.
 std::optional<std::vector<QueryBound>> query_bounds(const Program& mask_mod);
 
-// Do later keys have later last queries, as in a sliding window, and unlike in a document or under a causal mask? Asks
-// a few tiles of a long sequence, where all conditions hold that read captured tensors.
+// Is a key's last query later than the one of an earlier key, as in a sliding window, and unlike in a document or under
+// a causal mask? Decided from some neighbouring tiles of a long sequence, as if the conditions that read captured
+// tensors held everywhere.
 bool is_sliding(const Program& mask_mod);
 
 }  // namespace flashlift::cuda

@@ -43,16 +43,14 @@ bool masks(const std::optional<Program>& score_mod) {
   });
 }
 
-bool reads_head(const std::optional<Program>& program) {
-  return program && std::ranges::any_of(program->nodes, [](const Node& node) { return node.op == Op::k_h; });
-}
+bool depends_on_head(const std::optional<Program>& program) { return program && Motion(*program).h[program->result]; }
 
 }  // namespace
 
 bool finds_visits(const Problem& problem) { return problem.mask_mod || masks(problem.score_mod); }
 
 bool visits_differ_by_head(const Problem& problem) {
-  return reads_head(problem.mask_mod) || (masks(problem.score_mod) && reads_head(problem.score_mod));
+  return depends_on_head(problem.mask_mod) || (masks(problem.score_mod) && depends_on_head(problem.score_mod));
 }
 
 namespace {

@@ -27,9 +27,9 @@ struct Rings {
   int heads;      // key-value heads that take turns
 };
 
-// Where rings are faster. `heads`: batch * kv_heads, of `key_tiles` each; a key tile visits `query_tiles` of each query
-// head that shares it. Rings of equal size must occupy all multiprocessors but a few, and at about four
-// heads at a time, whose queries and sums fit into the L2 cache. (Measured on an H200: docs/lessons/cuda_backward.md.)
+// Where rings are faster. `heads`: batch * kv_heads, of `key_tiles` each; a key tile visits `query_tiles` of each
+// query head that shares it. Rings of equal size must occupy all multiprocessors but a few, and at about four heads
+// at a time, whose queries and sums fit into the L2 cache. (Measured on an H200: docs/lessons/cuda_backward.md.)
 Rings choose_rings(int64_t heads, int64_t query_tiles, int64_t key_tiles, int multiprocessors);
 
 }  // namespace flashlift::cuda

@@ -29,10 +29,10 @@ struct ColumnTile {
 // fused kernel the last columns come first, and no tile is skipped with its run: other blocks classify each tile alone,
 // and must get the same result.
 //
-// Query heads that share the keys come one after the other. With FL_HEADS_TAKE_TURNS, all of them have a tile before the
-// next tile comes: under a causal mask or within documents, a key tile sees fewer queries than the one before. It would
-// get closer to that one with every head, and wait for it. In a window it begins with later queries, which are then too
-// far from those of the key tile before for the L2 cache.
+// Query heads that share the keys come one after the other. With FL_HEADS_TAKE_TURNS, a tile comes for all of them before
+// the next tile does. Under a causal mask and within documents, a key tile sees fewer queries than the one before: head
+// by head, it would get closer to that one, and wait for it. In a sliding window, each key tile begins with later queries
+// than the one before, and turns would let too many queries be in use for the L2 cache.
 class ColumnTiles {
  public:
   __device__ __forceinline__ ColumnTiles(const ForwardParams& params, const BlockRows& rows)
@@ -478,8 +478,9 @@ struct Producer {
     return __shfl_sync(0xffffffff, taken, 0);
   }
 
-  // As load_all(): a key tile of a ring sees all queries. Heads that share the keys take turns twice: first with what comes
-  // before the last queries, then with the rest, so that the block can leave its key tile between. False: it leaves it.
+  // As load_all(): a key tile of a ring sees all queries. Heads that share the keys come one after the other, first with
+  // what is before the last queries, and then once more with the rest. In between, the block can leave its key tile.
+  // False: it leaves it.
   template <typename BehindV>
   __device__ __forceinline__ bool load_ring(const BlockRows& rows, u32 v_bytes, const BehindV& behind_v) {
     const int key_tile = rows.first / FL_BLOCK_M;
@@ -490,8 +491,8 @@ struct Producer {
     while (true) {
       const ColumnTile tile{true, h, (last_step() - step) * FL_BLOCK_N};
       const bool before = (flags & kBefore) != 0;
-      const bool turn_ends = step == (before || ring().start() == 0 ? last_step() : ring().start() - 1);
-      const bool all_end = turn_ends && h == rows.last_h;
+      const bool head_ends = step == (before || ring().start() == 0 ? last_step() : ring().start() - 1);
+      const bool all_end = head_ends && h == rows.last_h;
       if (before) {
         if (load_shared_once(shared.ring + 4 * kRingEnd) == kResumes) {
           flags |= kNothing;
@@ -513,7 +514,7 @@ struct Producer {
         return (flags & kLeaves) == 0;
       }
       ++step;
-      if (turn_ends) {
+      if (head_ends) {
         h = all_end ? rows.h : h + 1;
         step = before && !all_end ? ring().start() : 0;
       }

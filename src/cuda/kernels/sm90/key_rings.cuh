@@ -1,23 +1,23 @@
 // The order in which the key tiles of a head add to its d_q, if every key tile sees all queries (FL_RINGS).
 //
 // If all blocks began at the last queries, each would wait for the one before at every tile. Therefore,
-// BackwardParams::ring_tiles key tiles form a ring: they begin kRingDistance steps apart, the last one at the last queries,
-// which are step 0, and the first one furthest on. A key tile iterates from where it begins to the first queries, and then
-// from the last queries on. So it comes to a step some time after the key tile before it, and seldom waits. Query heads
-// that share the keys take turns twice: from where the key tile begins in all of them, and then from the last queries on
-// in all of them.
+// BackwardParams::ring_tiles key tiles form a ring: they begin kRingDistance steps apart, the last one at the last
+// queries, which are step 0, and the first one furthest on. A key tile iterates from where it begins to the first
+// queries, and then from the last queries on. So it comes to a step some time after the key tile before it, and
+// seldom waits. Query heads that share the keys come one after the other: first all of them from where the key tile
+// begins, and then all of them from the last queries on.
 //
 // The order at a step: first those that come there before they continue at the last queries, in the order of their
 // numbers, and then the others. All key tiles of a ring add before those of the next ring.
 //
 // The key tiles of a ring wait for each other in a circle, so that blocks must process all of them at the same time.
 // Usually they do, since a ring has fewer key tiles than there are multiprocessors. But other kernels may occupy
-// multiprocessors for as long as they like. Only behind the last queries does a block wait for key tiles that are taken
-// after its own. Before it continues there, it therefore waits until blocks have taken all key tiles of the ring, but not
-// for long. Otherwise it leaves its key tile, whose parts of d_q until then are added already, and takes another one. A
-// block that resumes a key tile computes it from its beginning, but adds nothing to d_q before it continues at the last
-// queries. Blocks resume in the order of the key tiles, before they take new ones, and when their own are complete. So even
-// a single block finishes, and the sums have the same bits.
+// multiprocessors for as long as they like. Only behind the last queries does a block wait for key tiles that are
+// taken after its own. Before it continues there, it therefore waits until blocks have taken all key tiles of the
+// ring, but not for long. Otherwise it leaves its key tile, whose parts of d_q until then are added already, and
+// takes another one. A block that resumes a key tile computes it from its beginning, but adds nothing to d_q before
+// it continues at the last queries. Blocks resume in the order of the key tiles, before they take new ones, and when
+// their own are complete. So even a single block finishes, and the sums have the same bits.
 #pragma once
 
 #include "cuda/kernels/common/key_ring.h"
