@@ -365,7 +365,10 @@ INSTANTIATE_TEST_SUITE_P(Configurations, FusedBackwardCompiles,
 TEST(FusedBackward, CompilesForEveryArchitecture) {
   expect_fused("attn h2 s512 d128 bf16 lse residual causal", {80, 86, 89, 90, 120});
   expect_fused("attn h2 s512 d64 bf16 lse residual causal", {80, 86, 90});
-  expect_fused("attn h2 s512 d96 bf16 lse residual", {80, 90});
+  expect_fused("attn h2 s512 d96 bf16 lse residual", {80, 90, 120});
+  expect_fused("attn h2 s512 d96 f16 lse residual dropout=0.1 causal", {90});
+  expect_fused("attn h2 s512 dqk80 dv96 bf16 lse residual cu_seqlens causal", {90});
+  expect_fused("attn h2 s512 d128 f16 lse residual cu_seqlens causal", {90});
   expect_fused("attn h2 s512 d192 bf16 lse residual causal", {86, 120});
   expect_fused("attn h2 s512 d64 bf16 lse out=f32 d_out=inputs", {80});
 }
@@ -373,13 +376,15 @@ TEST(FusedBackward, CompilesForEveryArchitecture) {
 // The tiles of docs/lessons/cuda_portable.md.
 TEST(FusedBackward, TilesFitTheSharedMemory) {
   struct Row {
-    const char* dims;
+    const char* dims;      // and words that matter
     const char* tiles[3];  // of 80, 86, 90: queries x keys, stages, blocks; empty where separate kernels run
   };
   for (const Row& row :
-       {Row{"d64", {"128x128 2 1", "64x64 1 2", "128x128 2 1"}}, Row{"d96", {"64x128 2 1", "64x64 1 1", "64x128 2 1"}},
-        Row{"d128", {"64x128 2 1", "64x64 1 1", "64x128 2 1"}}, Row{"d192", {"64x64 2 1", "64x32 1 1", "128x64 2 1"}},
-        Row{"d256", {"64x64 1 1", "", "64x64 2 1"}}}) {
+       {Row{"d64", {"128x128 2 1", "64x64 1 2", "128x128 2 1"}}, Row{"d96", {"64x128 2 1", "64x64 1 1", "128x128 2 1"}},
+        Row{"d128", {"64x128 2 1", "64x64 1 1", "64x128 2 1"}},
+        Row{"d128 causal", {"64x128 2 1", "64x64 1 1", "128x128 2 1"}},
+        Row{"d128 dropout=0.1 causal", {"64x128 2 1", "64x64 1 1", "64x128 2 1"}},
+        Row{"d192", {"64x64 2 1", "64x32 1 1", "128x64 2 1"}}, Row{"d256", {"64x64 1 1", "", "64x64 2 1"}}}) {
     const Problem problem = problem_of(std::string("attn h2 s512 bf16 lse residual ") + row.dims);
     constexpr int kArchitectures[3][2] = {{80, 164}, {86, 100}, {90, 228}};
     for (int i = 0; i < 3; ++i) {

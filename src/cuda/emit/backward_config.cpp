@@ -120,12 +120,14 @@ struct FusedTiles {
   int q_stages, d_out_stages;
   int blocks;
   int narrowest, widest;  // the narrowest and widest rows for these tiles
-  bool dropout = true;    // whether registers suffice for it
+  bool dropout = true;    // whether they are for problems with dropout, too
+  bool full = true;       // and for those without a mask
 };
-constexpr FusedTiles kFusedTiles[] = {
-    {128, 128, 8, 2, 2, 1, 1, 64},  {64, 128, 8, 2, 2, 1, 65, 128},         {64, 64, 4, 1, 1, 2, 1, 96},
-    {64, 64, 4, 1, 1, 1, 1, 128},   {128, 64, 8, 2, 1, 1, 129, 192, false}, {64, 64, 8, 2, 2, 1, 129, 256},
-    {64, 64, 8, 1, 1, 1, 129, 256}, {64, 32, 4, 1, 1, 1, 129, 256}};
+constexpr FusedTiles kFusedTiles[] = {{128, 128, 8, 2, 2, 1, 1, 96},  {128, 128, 8, 2, 1, 1, 97, 128, false, false},
+                                      {64, 128, 8, 2, 2, 1, 65, 128}, {64, 64, 4, 1, 1, 2, 1, 96},
+                                      {64, 64, 4, 1, 1, 1, 1, 128},   {128, 64, 8, 2, 1, 1, 129, 192, false},
+                                      {64, 64, 8, 2, 2, 1, 129, 256}, {64, 64, 8, 1, 1, 1, 129, 256},
+                                      {64, 32, 4, 1, 1, 1, 129, 256}};
 
 int64_t fused_shared_bytes(const Sm80FusedKernel& kernel) {
   const ForwardConfig& config = kernel.config;
@@ -187,6 +189,7 @@ Result<Sm80FusedKernel> choose_sm80_fused(const Problem& problem, int architectu
     config.shared_bytes = fused_shared_bytes(kernel);
     const int widest = std::max(config.head_dim, config.value_dim);
     if (widest >= tiles.narrowest && widest <= tiles.widest && (tiles.dropout || !config.dropout) &&
+        (tiles.full || config.has_mask_mod) &&
         tiles.blocks * (config.shared_bytes + kReservedBytes) <= shared_memory(architecture)) {
       kernel.has_fallback =
           problem.d_out_dtype() != problem.dtype || (problem.score_mod && may_add_much(*problem.score_mod));

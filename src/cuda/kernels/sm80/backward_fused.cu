@@ -35,6 +35,9 @@ using ProbabilityTile = PanelTile<FL_BLOCK_M, FL_BLOCK_N>;
 
 constexpr int kScores = kScoreKeys / 2;  // of a thread's fragment
 using Scores = float[kFragments][kScores];
+// Parts of a warp's keys: registers do not suffice for d_p of 64 keys beside the scores and wide sums.
+constexpr int kDpParts = kScoreKeys == 64 && FL_V_DIM > 64 ? 2 : 1;
+constexpr int kDpScores = kScores / kDpParts;
 using KeyValueSums = float[kFragments][FL_V_DIM / kKeyColumnWarps / 2];
 using KeySums = float[kFragments][FL_QK_DIM / kKeyColumnWarps / 2];
 using QuerySums = float[kFragments][FL_QK_DIM / kQueryColumnWarps / 2];
@@ -161,27 +164,29 @@ __device__ __forceinline__ u32 score_address(u32 tile, u32 row, u32 key, u32 aft
              : tile + chunk_offset<32>(row, key / kChunkElements + after);
 }
 
-// Packed pairs of a fragment into a tile of scores. Stores wait in the same queue as loads of matrices: where one
-// instruction stores four matrices, the queue is shorter.
-__device__ __forceinline__ void store_scores(u32 tile, int fragment, const u32 (&pairs)[kScores / 2]) {
+// Packed pairs of a fragment, or of a part of its keys, into a tile of scores. Stores wait in the same queue as loads of
+// matrices: where one instruction stores four matrices, the queue is shorter.
+template <int kPairs>
+__device__ __forceinline__ void store_scores(u32 tile, int fragment, const u32 (&pairs)[kPairs], int part = 0) {
+  const int before = part * kPairs / 4;
 #if __CUDA_ARCH__ >= 900
   const u32 thread = opaque(threadIdx.x);
   const u32 row = thread / 32 % kQueryWarps * kWarpRows + thread % 16 + 16 * fragment;
   const u32 address = score_address(tile, row, thread / 32 / kQueryWarps * kScoreKeys, thread % 32 / 16);
 #pragma unroll
-  for (int j = 0; j < kScores / 8; ++j) {
-    store_matrices(address ^ (j * 32), pairs + 4 * j);
+  for (int j = 0; j < kPairs / 4; ++j) {
+    store_matrices(address ^ ((before + j) * 32), pairs + 4 * j);
   }
 #else
-  const ScorePart part;
-  const u32 key = part.key;
-  const u32 address = score_address(tile, part.row, key, 0);
+  const ScorePart own;
+  const u32 key = own.key;
+  const u32 address = score_address(tile, own.row, key, 0);
   constexpr int kRowBytes = FL_BLOCK_N >= 64 ? 128 : 64;
 #pragma unroll
-  for (int j = 0; j < kScores / 4; ++j) {
+  for (int j = 0; j < kPairs / 2; ++j) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      store_shared((address ^ (j * 16)) + key % 8 * 2 + (16 * fragment + 8 * r) * kRowBytes,
+      store_shared((address ^ ((2 * before + j) * 16)) + key % 8 * 2 + (16 * fragment + 8 * r) * kRowBytes,
                    static_cast<int>(pairs[2 * j + r]));
     }
   }
@@ -256,19 +261,19 @@ __device__ __forceinline__ void take_slopes(float (&s)[kScores], u32 (&pairs)[kS
   }
 }
 
-// d_s of a fragment, packed. kGuards: what has no probability, or what a select leaves out, may have any d_p and any
-// delta.
+// d_s of a part of a fragment's keys, packed. kGuards: what has no probability, or what a select leaves out, may have any
+// d_p and any delta.
 template <bool kGuards>
-__device__ __forceinline__ void multiply_slopes(const float (&s)[kScores], const float (&d_p)[kScores],
-                                                u32 (&pairs)[kScores / 2], const ForwardParams& params, u32 undropped,
+__device__ __forceinline__ void multiply_slopes(const float (&s)[kScores], const float (&d_p)[kDpScores], int part,
+                                                u32 (&pairs)[kDpScores / 2], const ForwardParams& params, u32 undropped,
                                                 const float (&delta)[2]) {
 #pragma unroll
-  for (int i = 0; i < kScores / 2; ++i) {
+  for (int i = 0; i < kDpScores / 2; ++i) {
     float d_s[2];
 #pragma unroll
     for (int c = 0; c < 2; ++c) {
-      const int e = 2 * i + c;
-      float x = d_p[e];
+      const int e = part * kDpScores + 2 * i + c;
+      float x = d_p[2 * i + c];
 #if FL_DROPOUT
       x = undropped >> e & 1 ? x * params.dropout_factor : 0.0f;
 #endif
@@ -429,10 +434,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, FL_BLOCKS)
     }
     const float* const statistics = tiles.statistics + visit.place * (2 * FL_BLOCK_M) + ScorePart().row;
     Scores s;
-    Scores d_p;
     Undropped undropped;
     const RowValues lse = load_row_values(statistics);
-    RowValues delta;
     {
       const u32 thread_warp = opaque(threadIdx.x) / 32;
       const u32 first_row = thread_warp % kQueryWarps * kWarpRows;
@@ -452,23 +455,25 @@ extern "C" __global__ void __launch_bounds__(kThreads, FL_BLOCKS)
       take_slopes(s[f], pairs, params, at, visit.partial != 0, undropped.bits[f], lse.of[f]);
       store_scores(shared.p, f, pairs);
     }
-    {
+    const RowValues delta = load_row_values(statistics + FL_BLOCK_M);
+#pragma unroll
+    for (int part = 0; part < kDpParts; ++part) {
+      float d_p[kFragments][kDpScores];
       const u32 thread_warp = opaque(threadIdx.x) / 32;
       const u32 first_row = thread_warp % kQueryWarps * kWarpRows;
-      const u32 first_key = thread_warp / kQueryWarps * kScoreKeys;
-      delta = load_row_values(statistics + FL_BLOCK_M);
+      const u32 first_key = thread_warp / kQueryWarps * kScoreKeys + part * (kScoreKeys / kDpParts);
       clear(d_p);
       multiply<FL_V_DIM / 16>(d_p, LeftRows<DOutTile>(d_out, first_row), RightRows<VTile>(shared.v, first_key));
-    }
 #pragma unroll
-    for (int f = 0; f < kFragments; ++f) {
-      u32 pairs[kScores / 2];
-      if (kGuardsAll || (kMayMask && visit.partial != 0)) {
-        multiply_slopes<true>(s[f], d_p[f], pairs, params, undropped.bits[f], delta.of[f]);
-      } else {
-        multiply_slopes<false>(s[f], d_p[f], pairs, params, undropped.bits[f], delta.of[f]);
+      for (int f = 0; f < kFragments; ++f) {
+        u32 pairs[kDpScores / 2];
+        if (kGuardsAll || (kMayMask && visit.partial != 0)) {
+          multiply_slopes<true>(s[f], d_p[f], part, pairs, params, undropped.bits[f], delta.of[f]);
+        } else {
+          multiply_slopes<false>(s[f], d_p[f], part, pairs, params, undropped.bits[f], delta.of[f]);
+        }
+        store_scores(shared.ds, f, pairs, part);
       }
-      store_scores(shared.ds, f, pairs);
     }
     const int last = last_adder(tiles.last_adders + visit.place);  // needed after two products
     __syncthreads();  // all probabilities and d_s are there
