@@ -268,6 +268,10 @@ TEST(CaptureLoads, SayWhichSumsCancel) {
   EXPECT_TRUE(cancels("sq64 skv16", "(t: f32[40]) { %0 = sub q, kv; %1 = add %0, 4; %3 = load t[%1];" + bias));
   EXPECT_TRUE(cancels("sq64 skv16", "(t: f32[?]) { %0 = sub kv, q; %1 = sub %0, 4; %3 = load t[%1];" + bias));
   EXPECT_TRUE(cancels("sq64 skv16", "(t: f32[?]) { %0 = sub q, kv; %1 = min %0, 8; %3 = load t[%1];" + bias));
+  // One query and one key stand for any lengths.
+  EXPECT_FALSE(cancels("s1", "(t: f32[?]) { %0 = load t[kv]; %1 = add score, %0; return %1 }"));
+  EXPECT_FALSE(cancels("s1", "(t: f32[?]) { %0 = sub q, kv; %1 = add %0, 63; %3 = load t[%1];" + bias));
+  EXPECT_TRUE(cancels("s1", "(t: f32[1]) { %0 = load t[kv]; %1 = add score, %0; return %1 }"));
   EXPECT_TRUE(cancels("sq1 skv63", "(t: f32[6]) { %0 = sub kv, q; %1 = add %0, 30; %3 = load t[%1];" + bias));
 }
 

@@ -74,8 +74,12 @@ bool scales_with_score(const Program& program, ValueId weight) {
 
 // Do all keys of a whole row, other than the first or the last row, have one element of the tensor? So it is if their
 // indices are clamped. (Under a causal mask, the first row has only one key anyway. Sizes that each call determines are
-// taken to be large.)
+// taken to be large, and so are lengths: a problem of one query and one key stands for any.)
 bool sums_whole_rows(const Problem& problem, Program program, const Node& load) {
+  constexpr int64_t kLong = 4096;
+  const bool any_lengths = problem.q_len == 1 && problem.kv_len == 1;
+  const int64_t q_len = any_lengths ? kLong : problem.q_len;
+  const int64_t kv_len = any_lengths ? kLong : problem.kv_len;
   const std::vector<int64_t> sizes = program.captures[static_cast<size_t>(load.payload)].shape;
   std::vector<ValueId> indices = load.operands;
   program.nodes.push_back({.op = Op::k_constant, .type = Type::kF32, .operands = {}, .payload = 0});
@@ -88,8 +92,8 @@ bool sums_whole_rows(const Problem& problem, Program program, const Node& load) 
   const auto element_of = [&](int64_t q, int64_t kv) {
     interpreter.score_mod(0, {.q = static_cast<int32_t>(q),
                               .kv = static_cast<int32_t>(kv),
-                              .q_len = static_cast<int32_t>(problem.q_len),
-                              .kv_len = static_cast<int32_t>(problem.kv_len)});
+                              .q_len = static_cast<int32_t>(q_len),
+                              .kv_len = static_cast<int32_t>(kv_len)});
     std::vector<int64_t> element;
     for (size_t d = 0; d < indices.size(); ++d) {
       const int64_t last = sizes[d] < 0 ? std::numeric_limits<int64_t>::max() : std::max<int64_t>(sizes[d] - 1, 0);
@@ -97,8 +101,8 @@ bool sums_whole_rows(const Problem& problem, Program program, const Node& load) 
     }
     return element;
   };
-  const int64_t last_row = std::max<int64_t>(problem.q_len - 1, 0);
-  const int64_t last_key = std::max<int64_t>(problem.kv_len - 1, 0);
+  const int64_t last_row = std::max<int64_t>(q_len - 1, 0);
+  const int64_t last_key = std::max<int64_t>(kv_len - 1, 0);
   const std::array rows = {std::min<int64_t>(1, last_row), std::max<int64_t>(last_row - 1, 0)};
   const std::array keys = {std::min<int64_t>(1, last_key), last_key / 4, last_key / 2,
                            std::max<int64_t>(last_key - 1, 0), last_key};
