@@ -1,6 +1,7 @@
 #include "xla/ffi/call.h"
 
 #include <charconv>
+#include <future>
 
 #include "support/error.h"
 
@@ -57,10 +58,26 @@ Result<std::vector<size_t>> read_gradients(const Attributes& attributes, const S
   return positions;
 }
 
+// A problem that says what d_out is has a backward call, which XLA creates only after the forward call. Its GPU kernels
+// take longer to compile than the forward call's, and are compiled at the same time: the backward call finds them in
+// the process's cache, except those for gradients of captured tensors. It also reports their errors.
+std::future<void> compile_backward_beside(const Signature& signature, CompileOptions options) {
+  if (options.device != DeviceKind::kCuda || !signature.problem().d_out_like_inputs) {
+    return {};
+  }
+  options.forward_at_once = false;
+  return std::async([signature, options] {
+    if (const Result<Attention> attention = compile(signature, options); attention.ok()) {
+      static_cast<void>(attention->prepare_backward());
+    }
+  });
+}
+
 }  // namespace
 
 Result<AttentionCall> AttentionCall::create(const Attributes& attributes, const CompileOptions& options) {
   FLASHLIFT_ASSIGN_OR_RETURN(Signature signature, Signature::read(attributes, {}));
+  const std::future<void> backward = compile_backward_beside(signature, options);
   FLASHLIFT_ASSIGN_OR_RETURN(Attention attention, compile(signature, options));
   return AttentionCall(std::move(signature), std::move(attention));
 }
