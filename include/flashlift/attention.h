@@ -45,7 +45,9 @@ struct CompileOptions {
   // class of its own lengths.
   bool lengths_known = true;
   // Set it to false if you only run the backward pass: on a GPU the first forward call then compiles the forward
-  // kernel.
+  // kernel. Otherwise compile() does so, and compiles the backward pass's kernels at the same time if the problem has
+  // `residual`, which is for the backward pass alone. (Those for gradients of captured tensors follow when they are
+  // requested.)
   bool forward_at_once = true;
   // How each pass runs. If it is empty and no implementation is named, compile() looks the problem up in the database
   // of tuning results, if the policy allows it: at the problem's lengths, or, if lengths_known is false, at the lengths

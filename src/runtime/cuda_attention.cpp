@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <future>
 #include <map>
 #include <mutex>
 #include <optional>
@@ -189,8 +190,19 @@ class CudaAttention : public Attention::Implementation {
       return unsupported("no CUDA implementation takes this problem: {}", plan::reasons_of(answers));
     }
     name = row->name();
+    if (!lengths_known || !at_once) {
+      return {};
+    }
+    // Only a backward pass reads the residual, and takes longer to compile. It reports its own errors when it is run.
+    std::future<void> backward;
+    if (compiled_.want_residual) {
+      backward = std::async([&] { static_cast<void>(prepare_backward(std::vector<bool>(compiled_.captures.size()))); });
+    }
     // A defect or a missing compiler must not silently select a slower kernel.
-    const Result<const cuda::Forward*> kernel = lengths_known && at_once ? get(*row, length) : nullptr;
+    const Result<const cuda::Forward*> kernel = get(*row, length);
+    if (backward.valid()) {
+      backward.get();
+    }
     return kernel.ok() ? Status() : Status(kernel.error());
   }
 
