@@ -275,6 +275,7 @@ TEST(Emitter, QueriesOfAKeyAreWhatTheMaskKeeps) {
 
 TEST(Emitter, SlidingWindowsHaveLaterQueriesForLaterKeys) {
   const std::string begin = "mask_mod() { %0 = sub q, kv; ";
+  const std::string score = "score_mod() { %0 = sub q, kv; %1 = abs %0; ";
   const std::string documents = "mask_mod(ids: i32[?]) { %0 = load ids[q]; %1 = load ids[kv]; %2 = eq %0, %1; ";
   for (const auto& [text, slides] : std::initializer_list<std::pair<std::string, bool>>{
            {"causal", false},
@@ -290,8 +291,15 @@ TEST(Emitter, SlidingWindowsHaveLaterQueriesForLaterKeys) {
            {"causal cu_seqlens", false},
            {documents + "return %2 }", false},
            {documents + "%3 = sub q, kv; %4 = le %3, 700; %5 = and %2, %4; return %5 }", true},
-           {"mask_mod(last: i32[?]) { %0 = load last[kv]; %1 = le q, %0; return %1 }", false}}) {
-    EXPECT_EQ(is_sliding(*problem_of("attn h1 s64 d64 bf16 " + text).mask_mod), slides) << text;
+           {"mask_mod(last: i32[?]) { %0 = load last[kv]; %1 = le q, %0; return %1 }", false},
+           {"", false},
+           {"alibi causal", false},
+           {"softcap=20 causal window=1000", true},
+           {score + "%2 = lt %1, 500; %3 = select %2, score, -inf; return %3 }", true},
+           {"causal " + score + "%2 = lt %1, 500; %3 = select %2, score, -inf; return %3 }", true},
+           {score + "%2 = lt %1, 500; %3 = select %2, score, -1000.0; return %3 }", false},
+           {score + "%2 = ge %0, 0; %3 = select %2, score, -inf; return %3 }", false}}) {
+    EXPECT_EQ(is_sliding(problem_of("attn h1 s64 d64 bf16 " + text)), slides) << text;
   }
 }
 

@@ -353,7 +353,7 @@ Sm90BackwardKernel sm90_kernel(const Problem& problem, Sm90BackwardKernel kernel
     constexpr int kNarrowest = 96;
     const bool wide = std::max(config.head_dim_padded, config.value_dim_padded) > kNarrowest;
     kernel.rings = kernel.ordered && wide && !finds_visits(problem);
-    kernel.heads_take_turns = !visits_differ_by_head(problem) && !(problem.mask_mod && is_sliding(*problem.mask_mod));
+    kernel.heads_take_turns = !visits_differ_by_head(problem) && !is_sliding(problem);
     choose_parts(kernel);
   }
   choose_sm90_stages(kernel);

@@ -1,6 +1,9 @@
 #include "cuda/emit/conditions.h"
 
 #include <algorithm>
+#include <limits>
+#include <optional>
+#include <span>
 #include <utility>
 
 #include "cuda/emit/motion.h"
@@ -89,22 +92,34 @@ std::optional<std::vector<QueryBound>> query_bounds(const Program& mask_mod) {
   return bounds;
 }
 
-bool is_sliding(const Program& mask_mod) {
-  const Program plain = loading_conditions(mask_mod).empty() ? mask_mod : without_loading_conditions(mask_mod);
-  if (!plain.captures.empty()) {
-    return false;
-  }
+bool is_sliding(const Problem& problem) {
   constexpr int64_t kLength = 1 << 20;
   constexpr int64_t kTile = 128;
   constexpr int64_t kFarthest = 512;  // tiles: longer windows are like none
-  const score::IntervalProgram program(plain, {}, {.q_len = kLength, .kv_len = kLength});
+  const score::IntervalProgram::Domain domain = {.q_len = kLength, .kv_len = kLength};
+  std::optional<score::IntervalProgram> mask;
+  std::optional<score::IntervalProgram> score;
+  if (problem.mask_mod) {
+    const Program plain = loading_conditions(*problem.mask_mod).empty() ? *problem.mask_mod
+                                                                        : without_loading_conditions(*problem.mask_mod);
+    if (plain.captures.empty()) {
+      mask.emplace(plain, std::span<const TensorView>(), domain);
+    }
+  }
+  if (problem.score_mod && problem.score_mod->captures.empty()) {
+    score.emplace(*problem.score_mod, std::span<const TensorView>(), domain);
+  }
   std::vector<score::Interval> scratch;
   const auto sees = [&](int64_t key_tile, int64_t first_query_tile, int64_t last_query_tile) {
     const score::Box box{.b = {},
                          .h = {},
                          .q = {first_query_tile * kTile, last_query_tile * kTile + kTile - 1},
                          .kv = {key_tile * kTile, key_tile * kTile + kTile - 1}};
-    return score::truth(program.evaluate(box, scratch)) != score::Truth::kFalse;
+    if (mask && score::truth(mask->evaluate(box, scratch)) == score::Truth::kFalse) {
+      return false;
+    }
+    const score::Interval scores = score ? score->evaluate(box, scratch) : score::Interval::everything(Type::kF32);
+    return scores.may_be_nan || scores.real_hi > -std::numeric_limits<double>::infinity();
   };
   // The last tile of queries that sees the key tile, from its own on.
   const auto last_seen = [&](int64_t key_tile) {

@@ -5,6 +5,7 @@
 #include <optional>
 #include <vector>
 
+#include "flashlift/problem.h"
 #include "flashlift/program.h"
 
 namespace flashlift::cuda {
@@ -27,8 +28,9 @@ struct QueryBound {
 std::optional<std::vector<QueryBound>> query_bounds(const Program& mask_mod);
 
 // Is a key's last query later than the one of an earlier key, as in a sliding window, and unlike in a document or under
-// a causal mask? Decided from some neighbouring tiles of a long sequence, as if the conditions that read captured
-// tensors held everywhere.
-bool is_sliding(const Program& mask_mod);
+// a causal mask? The mask_mod or a score_mod of -inf may hide the others. Decided from some neighbouring tiles of a
+// long sequence, as if conditions of the mask_mod that read captured tensors held everywhere. A score_mod that reads
+// captured tensors counts as hiding nothing.
+bool is_sliding(const Problem& problem);
 
 }  // namespace flashlift::cuda
