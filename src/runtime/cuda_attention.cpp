@@ -17,6 +17,7 @@
 #include "runtime/compiled_once.h"
 #include "runtime/kernel_cache.h"
 #include "runtime/simplified.h"
+#include "support/beside.h"
 #include "support/error.h"
 #include "support/hash.h"
 #include "support/lazy.h"
@@ -193,15 +194,17 @@ class CudaAttention : public Attention::Implementation {
     if (!lengths_known || !at_once) {
       return {};
     }
-    // Only a backward pass reads the residual, and takes longer to compile. It reports its own errors when it is run.
+    // Only a backward pass reads the residual, and its kernels take longer to compile. It reports its own errors, when
+    // it is run.
     std::future<void> backward;
-    if (compiled_.want_residual) {
-      backward = std::async([&] { static_cast<void>(prepare_backward(std::vector<bool>(compiled_.captures.size()))); });
+    if (compiled_.want_residual && verify_backward(given_).ok()) {
+      backward =
+          begin_beside([&] { static_cast<void>(prepare_backward(std::vector<bool>(compiled_.captures.size()))); });
     }
     // A defect or a missing compiler must not silently select a slower kernel.
     const Result<const cuda::Forward*> kernel = get(*row, length);
     if (backward.valid()) {
-      backward.get();
+      backward.wait();
     }
     return kernel.ok() ? Status() : Status(kernel.error());
   }

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "flashlift/attention.h"
+#include "support/beside.h"
 #include "support/fork_guard.h"
 #include "support/own_stack.h"
 #include "support/tensors.h"
@@ -143,6 +144,23 @@ TEST(Fork, DoesNotWaitForAThreadThatWorksWithinAnotherOnesSection) {
                   std::this_thread::sleep_for(std::chrono::milliseconds(300));  // fork() begins in this time
                   const UncutByFork nested;
                 }).ok());
+  });
+  while (!works) {
+    std::this_thread::yield();
+  }
+  EXPECT_EQ(exit_code_of_child([] { return !was_cut_by_fork(); }), 0);
+  waits.join();
+}
+
+TEST(Fork, DoesNotWaitForAThreadThatWorksBesideAnotherOnesSection) {
+  std::atomic<bool> works{false};
+  std::thread waits([&] {
+    const UncutByFork uncut;
+    begin_beside([&] {
+      works = true;
+      std::this_thread::sleep_for(std::chrono::milliseconds(300));  // fork() begins in this time
+      const UncutByFork nested;
+    }).get();
   });
   while (!works) {
     std::this_thread::yield();

@@ -8,6 +8,7 @@
 #include "cuda/launch/backward/preprocess.h"
 #include "cuda/launch/params.h"
 #include "problem/sinks.h"
+#include "support/beside.h"
 #include "support/error.h"
 
 namespace flashlift::cuda {
@@ -81,12 +82,12 @@ Result<Backward> Backward::compile(const Problem& problem, const Device& device,
   FLASHLIFT_ASSIGN_OR_RETURN(const Driver* driver, Driver::get());
   FLASHLIFT_ASSIGN_OR_RETURN(const BackwardConfig config, choose_backward_config(problem, kind, device.architecture));
   auto state = std::make_shared<State>(*driver, problem, device, config);
-  auto before = std::async([&] { return state->preprocess.compile(compile_kernel); });
+  auto before = begin_beside([&] { return state->preprocess.compile(compile_kernel); });
   std::future<Status> captures;
   if (wants(wants_gradient)) {
-    captures = std::async([&] { return state->compile_captures(wants_gradient, compile_kernel); });
+    captures = begin_beside([&] { return state->compile_captures(wants_gradient, compile_kernel); });
   }
-  auto after = std::async([&] {
+  auto after = begin_beside([&] {
     return state->postprocess.compile(problem, device, row_statistics(config), wants_gradient, compile_kernel);
   });
   FLASHLIFT_ASSIGN_OR_RETURN(state->main, compile_main(problem, device, config, compile_kernel));

@@ -3,6 +3,7 @@
 #include <charconv>
 #include <future>
 
+#include "support/beside.h"
 #include "support/error.h"
 
 namespace flashlift::xla {
@@ -66,7 +67,7 @@ std::future<void> compile_backward_beside(const Signature& signature, CompileOpt
     return {};
   }
   options.forward_at_once = false;
-  return std::async([signature, options] {
+  return begin_beside([signature, options] {
     if (const Result<Attention> attention = compile(signature, options); attention.ok()) {
       static_cast<void>(attention->prepare_backward());
     }

@@ -9,6 +9,7 @@
 #include "cuda/kernels/common/exact_sum.h"
 #include "cuda/launch/backward/launch.h"
 #include "cuda/launch/backward/tensor_maps.h"
+#include "support/beside.h"
 #include "support/error.h"
 
 namespace flashlift::cuda {
@@ -42,7 +43,7 @@ Result<std::unique_ptr<const CaptureGradients>> CaptureGradients::compile(const 
   const CaptureConfig& config = gradients->config_;
   const CaptureSources sources = capture_sources(problem, config, loads, wants_gradient);
   const auto begin = [&](const std::optional<KernelSource>& source, Library& library) {
-    return std::async([&]() -> Status {
+    return begin_beside([&]() -> Status {
       if (source) {
         FLASHLIFT_ASSIGN_OR_RETURN(library, LoadedLibrary::compile(*source, compile_kernel));
       }

@@ -6,6 +6,7 @@
 
 #include "cuda/launch/backward/launch.h"
 #include "cuda/launch/loaded_kernel.h"
+#include "support/beside.h"
 #include "support/error.h"
 
 namespace flashlift::cuda {
@@ -66,7 +67,7 @@ class MainSm80 : public BackwardMain {
   Status compile(const Problem& problem, const Device& device, const KernelCompiler& compile_kernel) {
     std::future<Status> fused;
     if (config_.fused) {
-      fused = std::async([&] { return fused_.compile(problem, device, *config_.fused, compile_kernel); });
+      fused = begin_beside([&] { return fused_.compile(problem, device, *config_.fused, compile_kernel); });
     }
     Status apart = config_.runs_apart() ? compile_apart(problem, device, compile_kernel) : Status();
     Status compiled_fused = fused.valid() ? fused.get() : Status();
@@ -98,7 +99,7 @@ class MainSm80 : public BackwardMain {
  private:
   Status compile_apart(const Problem& problem, const Device& device, const KernelCompiler& compile_kernel) {
     const Sm80BackwardSources sources = backward_sources(problem, config_);
-    auto keys = std::async([&] { return LoadedLibrary::compile(sources.keys, compile_kernel); });
+    auto keys = begin_beside([&] { return LoadedLibrary::compile(sources.keys, compile_kernel); });
     Result<std::shared_ptr<const LoadedLibrary>> queries = LoadedLibrary::compile(sources.queries, compile_kernel);
     FLASHLIFT_ASSIGN_OR_RETURN(key_library_, keys.get());
     FLASHLIFT_ASSIGN_OR_RETURN(query_library_, std::move(queries));

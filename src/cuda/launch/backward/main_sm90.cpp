@@ -8,6 +8,7 @@
 #include "cuda/launch/backward/main_sm80.h"
 #include "cuda/launch/backward/tensor_maps.h"
 #include "cuda/launch/sections.h"
+#include "support/beside.h"
 #include "support/error.h"
 #include "support/rounding.h"
 
@@ -44,7 +45,7 @@ class MainSm90 : public BackwardMain {
 
   Status compile(const Problem& problem, const KernelCompiler& compile_kernel) {
     const auto begin = [&](Kernel& kernel, const Sm90BackwardKernel& config) {
-      return std::async([&] { return kernel.compile(problem, device_, config, compile_kernel); });
+      return begin_beside([&] { return kernel.compile(problem, device_, config, compile_kernel); });
     };
     std::future<Status> keys = config_.fused ? begin(fused_, *config_.fused) : begin(keys_, config_.keys);
     std::future<Status> values;
