@@ -161,9 +161,10 @@ def capture_cases(s, h):
     return [
         ("slope of a head", (h,), lambda t: lambda score, b, h, q, kv: score + t[h] * (kv - q), True),
         ("bias of a key", (s,), lambda t: lambda score, b, h, q, kv: score + t[kv], False),
-        ("bias of a query and head", (h, s), lambda t: lambda score, b, h, q, kv: score * t[h, q], False),
+        ("factor of a query and head", (h, s), lambda t: lambda score, b, h, q, kv: score * t[h, q], False),
         ("relative bias", (2 * s,), lambda t: lambda score, b, h, q, kv: score + t[q - kv + s], False),
-        ("causal relative bias", (h, s), lambda t: lambda score, b, h, q, kv: score + t[h, (q - kv).abs()], True),
+        ("causal relative bias of a head", (h, s),
+         lambda t: lambda score, b, h, q, kv: score + t[h, (q - kv).abs()], True),
         ("buckets of distances", (h, buckets),
          lambda t: lambda score, b, h, q, kv: score + t[h, bucket(q - kv)], True),
         ("full bias of all heads", (s, s), lambda t: lambda score, b, h, q, kv: score + t[q, kv], False),

@@ -272,6 +272,7 @@ TEST(CaptureLoads, SayWhichSumsCancel) {
   EXPECT_FALSE(cancels("s1", "(t: f32[?]) { %0 = load t[kv]; %1 = add score, %0; return %1 }"));
   EXPECT_FALSE(cancels("s1", "(t: f32[?]) { %0 = sub q, kv; %1 = add %0, 63; %3 = load t[%1];" + bias));
   EXPECT_TRUE(cancels("s1", "(t: f32[1]) { %0 = load t[kv]; %1 = add score, %0; return %1 }"));
+  EXPECT_TRUE(cancels("s1", "(t: f32[?]) { %0 = max kv, 100; %1 = load t[%0]; %2 = add score, %1; return %2 }"));
   EXPECT_TRUE(cancels("sq1 skv63", "(t: f32[6]) { %0 = sub kv, q; %1 = add %0, 30; %3 = load t[%1];" + bias));
 }
 
@@ -334,8 +335,8 @@ TEST(CaptureTables, FitTheSharedMemory) {
   EXPECT_LE(config_of("d256 f32", 1, 86).config.shared_bytes, kBlockBytes[1]);
 }
 
-// The fused kernel: every tile that an architecture chooses fits its shared memory. Only values that stay the same
-// through the loop are spilled (docs/lessons).
+// The fused kernel: every tile that an architecture chooses fits its shared memory. Few values are spilled, most of
+// them such as stay the same through the loop (docs/lessons).
 constexpr int64_t kFusedSpills = 200;
 
 void expect_fused(const std::string& text, std::initializer_list<int> architectures) {
@@ -372,7 +373,14 @@ TEST(FusedBackward, CompilesForEveryArchitecture) {
   expect_fused("attn h2 s512 d96 bf16 lse residual", {80, 90, 120});
   expect_fused("attn h2 s512 d96 f16 lse residual dropout=0.1 causal", {90});
   expect_fused("attn h2 s512 dqk80 dv96 bf16 lse residual cu_seqlens causal", {90});
+  expect_fused("attn h2 s512 d96 bf16 lse residual bias=bf16 causal", {90});
+  expect_fused("attn h2 s512 dqk96 dv32 bf16 lse residual", {80, 90});
+  expect_fused("attn h2 s512 dqk32 dv128 f16 lse residual causal", {80});
+  expect_fused("attn h2 s512 dqk128 dv64 bf16 lse residual causal", {90});
   expect_fused("attn h2 s512 d128 f16 lse residual cu_seqlens causal", {90});
+  expect_fused("attn h2 s512 d128 bf16 lse residual bias=bf16 causal", {90, 100});
+  expect_fused("attn h2 s512 d128 bf16 lse residual mask=bool", {90, 100});
+  expect_fused("attn h2 s512 d128 f16 lse residual dropout=0.1 causal", {90});
   expect_fused("attn h2 s512 d192 bf16 lse residual causal", {86, 120});
   expect_fused("attn h2 s512 d64 bf16 lse out=f32 d_out=inputs", {80});
 }
@@ -387,6 +395,8 @@ TEST(FusedBackward, TilesFitTheSharedMemory) {
        {Row{"d64", {"128x128 2 1", "64x64 1 2", "128x128 2 1"}}, Row{"d96", {"64x128 2 1", "64x64 1 1", "128x128 2 1"}},
         Row{"d128", {"64x128 2 1", "64x64 1 1", "64x128 2 1"}},
         Row{"d128 causal", {"64x128 2 1", "64x64 1 1", "128x128 2 1"}},
+        Row{"d128 cu_seqlens causal", {"64x128 2 1", "64x64 1 1", "64x128 2 1"}},
+        Row{"d128 alibi causal", {"64x128 2 1", "64x64 1 1", "64x128 2 1"}},
         Row{"d128 dropout=0.1 causal", {"64x128 2 1", "64x64 1 1", "64x128 2 1"}},
         Row{"d192", {"64x64 2 1", "64x32 1 1", "128x64 2 1"}}, Row{"d256", {"64x64 1 1", "", "64x64 2 1"}}}) {
     const Problem problem = problem_of(std::string("attn h2 s512 bf16 lse residual ") + row.dims);

@@ -121,7 +121,9 @@ struct FusedTiles {
   int blocks;
   int narrowest, widest;  // the narrowest and widest rows for these tiles
   bool dropout = true;    // whether they are for problems with dropout, too
-  bool full = true;       // and for those without a mask
+  // False: only for a mask that follows from positions, and no score_mod. Other problems visit more tiles that are
+  // full, or need more registers.
+  bool any_mods = true;
 };
 constexpr FusedTiles kFusedTiles[] = {{128, 128, 8, 2, 2, 1, 1, 96},  {128, 128, 8, 2, 1, 1, 97, 128, false, false},
                                       {64, 128, 8, 2, 2, 1, 65, 128}, {64, 64, 4, 1, 1, 2, 1, 96},
@@ -189,7 +191,7 @@ Result<Sm80FusedKernel> choose_sm80_fused(const Problem& problem, int architectu
     config.shared_bytes = fused_shared_bytes(kernel);
     const int widest = std::max(config.head_dim, config.value_dim);
     if (widest >= tiles.narrowest && widest <= tiles.widest && (tiles.dropout || !config.dropout) &&
-        (tiles.full || config.has_mask_mod) &&
+        (tiles.any_mods || (config.has_mask_mod && !problem.score_mod && problem.captures.empty())) &&
         tiles.blocks * (config.shared_bytes + kReservedBytes) <= shared_memory(architecture)) {
       kernel.has_fallback =
           problem.d_out_dtype() != problem.dtype || (problem.score_mod && may_add_much(*problem.score_mod));

@@ -74,12 +74,8 @@ bool scales_with_score(const Program& program, ValueId weight) {
 
 // Do all keys of a whole row, other than the first or the last row, have one element of the tensor? So it is if their
 // indices are clamped. (Under a causal mask, the first row has only one key anyway. Sizes that each call determines are
-// taken to be large, and so are lengths: a problem of one query and one key stands for any.)
+// taken to be large. A problem of one query and one key stands for any lengths: a short and a long one are examined.)
 bool sums_whole_rows(const Problem& problem, Program program, const Node& load) {
-  constexpr int64_t kLong = 4096;
-  const bool any_lengths = problem.q_len == 1 && problem.kv_len == 1;
-  const int64_t q_len = any_lengths ? kLong : problem.q_len;
-  const int64_t kv_len = any_lengths ? kLong : problem.kv_len;
   const std::vector<int64_t> sizes = program.captures[static_cast<size_t>(load.payload)].shape;
   std::vector<ValueId> indices = load.operands;
   program.nodes.push_back({.op = Op::k_constant, .type = Type::kF32, .operands = {}, .payload = 0});
@@ -89,7 +85,7 @@ bool sums_whole_rows(const Problem& problem, Program program, const Node& load) 
     return true;  // other tensors determine it
   }
   score::Interpreter interpreter(program, {});
-  const auto element_of = [&](int64_t q, int64_t kv) {
+  const auto element_of = [&](int64_t q, int64_t kv, int64_t q_len, int64_t kv_len) {
     interpreter.score_mod(0, {.q = static_cast<int32_t>(q),
                               .kv = static_cast<int32_t>(kv),
                               .q_len = static_cast<int32_t>(q_len),
@@ -101,15 +97,23 @@ bool sums_whole_rows(const Problem& problem, Program program, const Node& load) 
     }
     return element;
   };
-  const int64_t last_row = std::max<int64_t>(q_len - 1, 0);
-  const int64_t last_key = std::max<int64_t>(kv_len - 1, 0);
-  const std::array rows = {std::min<int64_t>(1, last_row), std::max<int64_t>(last_row - 1, 0)};
-  const std::array keys = {std::min<int64_t>(1, last_key), last_key / 4, last_key / 2,
-                           std::max<int64_t>(last_key - 1, 0), last_key};
-  return std::ranges::any_of(rows, [&](int64_t q) {
-    const std::vector<int64_t> first = element_of(q, 0);
-    return std::ranges::all_of(keys, [&](int64_t kv) { return element_of(q, kv) == first; });
-  });
+  const auto sums_at = [&](int64_t q_len, int64_t kv_len) {
+    const int64_t last_row = std::max<int64_t>(q_len - 1, 0);
+    const int64_t last_key = std::max<int64_t>(kv_len - 1, 0);
+    const std::array rows = {std::min<int64_t>(1, last_row), std::max<int64_t>(last_row - 1, 0)};
+    const std::array keys = {std::min<int64_t>(1, last_key), last_key / 4, last_key / 2,
+                             std::max<int64_t>(last_key - 1, 0), last_key};
+    return std::ranges::any_of(rows, [&](int64_t q) {
+      const std::vector<int64_t> first = element_of(q, 0, q_len, kv_len);
+      return std::ranges::all_of(keys, [&](int64_t kv) { return element_of(q, kv, q_len, kv_len) == first; });
+    });
+  };
+  if (problem.q_len == 1 && problem.kv_len == 1) {
+    constexpr int64_t kShort = 64;
+    constexpr int64_t kLong = 4096;
+    return sums_at(kShort, kShort) || sums_at(kLong, kLong);
+  }
+  return sums_at(problem.q_len, problem.kv_len);
 }
 
 }  // namespace

@@ -59,9 +59,9 @@ Result<std::vector<size_t>> read_gradients(const Attributes& attributes, const S
   return positions;
 }
 
-// A problem that says what d_out is has a backward call, which XLA creates only after the forward call. Its GPU kernels
-// take longer to compile than the forward call's, and are compiled at the same time: the backward call finds them in
-// the process's cache, except those for gradients of captured tensors. It also reports their errors.
+// Compiles the GPU kernels of the backward call that follows if the problem says what d_out is. XLA creates that call
+// only after the forward call. It finds these kernels in the process's cache, all but those for gradients of captured
+// tensors, and reports their errors. (The result's destructor waits.)
 std::future<void> compile_backward_beside(const Signature& signature, CompileOptions options) {
   if (options.device != DeviceKind::kCuda || !signature.problem().d_out_like_inputs) {
     return {};

@@ -36,7 +36,7 @@ using ProbabilityTile = PanelTile<FL_BLOCK_M, FL_BLOCK_N>;
 constexpr int kScores = kScoreKeys / 2;  // of a thread's fragment
 using Scores = float[kFragments][kScores];
 // Parts of a warp's keys: registers do not suffice for d_p of 64 keys beside the scores and wide sums.
-constexpr int kDpParts = kScoreKeys == 64 && FL_V_DIM > 64 ? 2 : 1;
+constexpr int kDpParts = kScoreKeys == 64 && FL_QK_DIM + FL_V_DIM > 128 ? 2 : 1;
 constexpr int kDpScores = kScores / kDpParts;
 using KeyValueSums = float[kFragments][FL_V_DIM / kKeyColumnWarps / 2];
 using KeySums = float[kFragments][FL_QK_DIM / kKeyColumnWarps / 2];
