@@ -90,6 +90,17 @@ def test_a_score_mod_comes_behind_the_cap():
     check(mine, theirs, (*operands(), normal(1, HQ, SQ, SKV)))
 
 
+def test_an_array_on_which_the_result_does_not_depend():
+    mask = jnp.arange(SKV)[None] != 2
+    check(
+        lambda q, k, v, table: flash_attention(
+            q, k, v, attention_mask=mask, mask_mod=lambda b, h, i, j: (i >= 0) | (table[j] > 0)
+        ),
+        lambda q, k, v, table: plain(q, k, v, keep=KV_POSITIONS != 2)[0] + 0 * table.sum(),
+        (*operands(), normal(SKV)),
+    )
+
+
 def test_sinks():
     for sinks in (normal(HQ, 2), normal(3)):
         check(

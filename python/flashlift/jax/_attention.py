@@ -72,7 +72,8 @@ def attention(
     if sinks is not None:
         problem = problem.with_words(sinks=sinks.shape[-1])
     expected = captured_names(problem)
-    traced = {name: array for mod in mods for name, array in mod.captures.items()}
+    # With the features' conditions, the problem may no longer depend on an array that a mod reads.
+    traced = {name: array for mod in mods for name, array in mod.captures.items() if name in expected}
     own = [name for name in expected if name not in traced]
     named = dict(captures) if isinstance(captures, Mapping) else None
     names = (*(own if named is None else named), *traced)

@@ -140,6 +140,8 @@ def _resized(program: Program, shapes: Mapping[str, Sequence[Any]]) -> Program:
     """The program with the sizes of its captured tensors filled in; sizes that have a name stay."""
 
     def sizes(name: str, declared: Sequence[str]) -> tuple[str, ...]:
+        if name not in shapes:  # the problem as a whole does not depend on it
+            return tuple(declared)
         pairs = zip(declared, shapes[name], strict=True)
         return tuple(str(size) if one.isdigit() and isinstance(size, int) else one for one, size in pairs)
 
