@@ -15,6 +15,7 @@
 #include "plan/cuda_lists.h"
 #include "plan/implementation.h"
 #include "runtime/simplified.h"
+#include "support/beside.h"
 #include "support/environment.h"
 #include "support/error.h"
 #include "support/fork_guard.h"
@@ -172,7 +173,7 @@ Result<std::vector<PrecompiledKernel>> store(std::vector<Wanted> wanted) {
   std::vector<std::future<void>> workers;
   const size_t threads = std::min<size_t>(tasks.size(), std::max(1U, std::thread::hardware_concurrency()));
   for (size_t i = 1; i < threads; ++i) {
-    workers.push_back(std::async(std::launch::async, work));
+    workers.push_back(begin_beside(work));
   }
   work();
   for (std::future<void>& worker : workers) {

@@ -61,7 +61,8 @@ Result<std::vector<size_t>> read_gradients(const Attributes& attributes, const S
 
 // Compiles the GPU kernels of the backward call that follows if the problem says what d_out is. XLA creates that call
 // only after the forward call. It finds these kernels in the process's cache, all but those for gradients of captured
-// tensors, and reports their errors. (The result's destructor waits.)
+// tensors, and reports their errors. An attention of their own loads them, so that they are unloaded again: the
+// backward call loads its own. (The result's destructor waits.)
 std::future<void> compile_backward_beside(const Signature& signature, CompileOptions options) {
   if (options.device != DeviceKind::kCuda || !signature.problem().d_out_like_inputs) {
     return {};
