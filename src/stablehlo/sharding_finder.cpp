@@ -195,6 +195,9 @@ std::optional<Sharding> ShardingFinder::of(const OperandView& view) {
   if (sharding && !view.reshape.empty()) {
     sharding = through_reshape(*sharding, shape(view.source), view.reshape);
   }
+  if (sharding) {
+    sharding->dims.insert(sharding->dims.begin(), view.repeated.size(), {});
+  }
   if (sharding && !view.permutation.empty()) {
     const Sharding before = *sharding;
     for (size_t i = 0; i < view.permutation.size(); ++i) {

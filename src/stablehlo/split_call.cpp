@@ -219,6 +219,7 @@ mlir::Attribute sdy_attribute(mlir::MLIRContext* context, const std::string& tex
 
 llvm::SmallVector<int64_t> shape_of(const OperandView& view) {
   llvm::SmallVector<int64_t> before(view.reshape.empty() ? shape(view.source) : llvm::ArrayRef<int64_t>(view.reshape));
+  before.insert(before.begin(), view.repeated.begin(), view.repeated.end());
   llvm::SmallVector<int64_t> after;
   for (const int64_t from : view.permutation) {
     after.push_back(before[static_cast<size_t>(from)]);

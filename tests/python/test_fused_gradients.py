@@ -137,6 +137,38 @@ def test_gradients_of_a_sum_of_the_output(wanted, with_output):
         assert report.fused_count == (with_output or wanted != (2,)), report
 
 
+def of_head(q, k, v):
+    return jax.nn.softmax(q @ k.T / 4) @ v
+
+
+def of_groups(q, k, v):
+    return jax.vmap(jax.vmap(of_head, (0, None, None)))(q, k, v)
+
+
+def sum_and_gradients(function):
+    return jax.value_and_grad(lambda *x: jnp.sum(function(*x)), (0, 1, 2))
+
+
+MAPPED = {
+    "heads": (jax.vmap(sum_and_gradients(of_head)), [3], []),
+    "batches and heads": (jax.vmap(jax.vmap(sum_and_gradients(of_head))), [2, 3], []),
+    "batches of heads": (jax.vmap(sum_and_gradients(jax.vmap(of_head))), [2, 3], []),
+    "batches of grouped heads": (jax.vmap(sum_and_gradients(of_groups)), [2, 3], [2]),
+}
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+@pytest.mark.parametrize("name", MAPPED)
+def test_gradients_of_a_sum_in_each_mapped_call(name, dtype):
+    """The output's gradient lacks the mapped dimensions, along which it is the same."""
+    function, mapped, groups = MAPPED[name]
+    q = normal(*mapped, *groups, 7, 16, dtype=dtype)
+    k, v = normal(*mapped, 9, 16, dtype=dtype), normal(*mapped, 9, 16, dtype=dtype)
+    report = run_both_ways(function, (q, k, v), 2e-5 if dtype == jnp.float32 else 2e-2)
+    assert report.fused_count == 1 and len(report.candidates) == 1, report
+    assert report.module.count('"flashlift.attention_backward"') == 1
+
+
 def test_rows_without_keys():
     keep = jnp.asarray(RNG.random((2, 1, 20, 24)) > 0.4).at[0, 0, 3].set(False)
     uniform = with_gradients(lambda q, k, v, keep: attention(q, k, v, keep, -1e30), 3)

@@ -237,8 +237,8 @@ Proof GradientFinder::take_output_gradient(mlir::Value value, const std::vector<
   if (!placed) {
     return refuse<Reason::kOutputGradientNotStrided>();
   }
-  FLASHLIFT_ASSIGN_OR_RETURN(found_.d_out, operand_view(*placed, forward_.dimensions.roles,
-                                                        forward_.operands.value_depth, plane_.sizes, false));
+  FLASHLIFT_ASSIGN_OR_RETURN(
+      found_.d_out, whole_view(*placed, forward_.dimensions.roles, forward_.operands.value_depth, plane_.sizes));
   found_.d_out_operand = {value, affine_of(indices_of(*placed, plane_.sizes))};
   return {};
 }

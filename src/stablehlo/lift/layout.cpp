@@ -403,9 +403,34 @@ std::optional<PlacedTensor> follow_use(const PlacedTensor& tensor, mlir::Operati
   }
 }
 
+namespace {
+
+// The view of a tensor whose first `repeated` dimensions its source lacks.
+Outcome<OperandView> view_of(const PlacedTensor& tensor, size_t repeated, const Roles& roles,
+                             const std::vector<int>& depth, const std::vector<int64_t>& sizes) {
+  FLASHLIFT_ASSIGN_OR_RETURN(const Letters letters, letters_of(tensor, roles, depth, sizes));
+  const auto first = letters.shape.begin() + static_cast<std::ptrdiff_t>(repeated);
+  OperandView view{.source = tensor.value,
+                   .reshape = {},
+                   .permutation = {},
+                   .dims = letters.text,
+                   .repeated = {letters.shape.begin(), first}};
+  if (!letters.is_one_digit_each) {
+    view.reshape.assign(first, letters.shape.end());
+  }
+  if (!is_regular(letters, roles, depth)) {
+    view.permutation = regular_permutation(letters, roles, depth);
+    for (size_t i = 0; i < view.permutation.size(); ++i) {
+      view.dims[i] = letters.text[static_cast<size_t>(view.permutation[i])];
+    }
+  }
+  return view;
+}
+
+}  // namespace
+
 Outcome<OperandView> operand_view(const PlacedTensor& tensor, const Roles& roles, const std::vector<int>& depth,
                                   const std::vector<int64_t>& sizes, bool is_key_or_value) {
-  FLASHLIFT_ASSIGN_OR_RETURN(const Letters letters, letters_of(tensor, roles, depth, sizes));
   // A tensor that lacks a letter shares it. A tensor with only some of a letter's atoms cannot be expressed.
   const std::vector<int> present = tensor.order();
   const auto count_present = [&](const std::vector<int>& atoms) {
@@ -419,17 +444,21 @@ Outcome<OperandView> operand_view(const PlacedTensor& tensor, const Roles& roles
       return refuse<Reason::kPartlyShared>();
     }
   }
-  OperandView view{.source = tensor.value, .reshape = {}, .permutation = {}, .dims = letters.text};
-  if (!letters.is_one_digit_each) {
-    view.reshape = letters.shape;
-  }
-  if (!is_regular(letters, roles, depth)) {
-    view.permutation = regular_permutation(letters, roles, depth);
-    for (size_t i = 0; i < view.permutation.size(); ++i) {
-      view.dims[i] = letters.text[static_cast<size_t>(view.permutation[i])];
+  return view_of(tensor, 0, roles, depth, sizes);
+}
+
+Outcome<OperandView> whole_view(const PlacedTensor& tensor, const Roles& roles, const std::vector<int>& depth,
+                                const std::vector<int64_t>& sizes) {
+  PlacedTensor whole = tensor;
+  const std::vector<int> present = tensor.order();
+  for (const auto& atoms : {depth, roles.query, roles.heads(), roles.batch}) {
+    for (auto atom = atoms.rbegin(); atom != atoms.rend(); ++atom) {
+      if (std::find(present.begin(), present.end(), *atom) == present.end()) {
+        whole.dims.insert(whole.dims.begin(), {*atom});
+      }
     }
   }
-  return view;
+  return view_of(whole, whole.dims.size() - tensor.dims.size(), roles, depth, sizes);
 }
 
 std::optional<float> ratio_of_tensors(mlir::Value x, const std::vector<Affine>& x_indices, mlir::Value y,

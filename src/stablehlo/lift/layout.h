@@ -72,6 +72,10 @@ std::optional<PlacedTensor> follow_use(const PlacedTensor& tensor, mlir::Operati
 // The letters of a tensor's dimensions, with the reshape and the transpose that they require.
 Outcome<OperandView> operand_view(const PlacedTensor& tensor, const Roles& roles, const std::vector<int>& depth,
                                   const std::vector<int64_t>& sizes, bool is_key_or_value);
+// The same for an operand that no batch, head, query or depth may share: the view repeats the tensor along the
+// dimensions that it lacks. The output's gradient needs this, e.g. if each mapped call of jax.vmap sums its output.
+Outcome<OperandView> whole_view(const PlacedTensor& tensor, const Roles& roles, const std::vector<int>& depth,
+                                const std::vector<int64_t>& sizes);
 Outcome<ResultView> result_view(const PlacedTensor& tensor, const Roles& roles, const std::vector<int>& depth,
                                 const std::vector<int64_t>& sizes);
 

@@ -12,13 +12,14 @@
 
 namespace flashlift::stablehlo {
 
-// An operand of the call: source, then reshaped, then transposed, each if not empty. `dims` has one letter per
-// dimension of the result; docs/custom_call.md defines the letters.
+// An operand of the call: source, then reshaped, then repeated, then transposed, each if not empty. `dims` has one
+// letter per dimension of the result; docs/custom_call.md defines the letters.
 struct OperandView {
   mlir::Value source;
   std::vector<int64_t> reshape;
   std::vector<int64_t> permutation;  // result dimension i is dimension permutation[i]
   std::string dims;
+  std::vector<int64_t> repeated = {};  // sizes of new first dimensions, along which the elements are the same
   std::optional<float> constant;  // instead of a source: this f32 everywhere, in the shape of `reshape` (sinks only)
 };
 

@@ -61,6 +61,22 @@ mlir::Value reshape(mlir::OpBuilder& builder, mlir::Location location, mlir::Val
              : build(builder, location, "stablehlo.reshape", value, mlir::TypeRange(type))->getResult(0);
 }
 
+mlir::Value repeat(mlir::OpBuilder& builder, mlir::Location location, mlir::Value value,
+                   llvm::ArrayRef<int64_t> sizes) {
+  if (sizes.empty()) {
+    return value;
+  }
+  const llvm::ArrayRef<int64_t> shape = mlir::cast<mlir::RankedTensorType>(value.getType()).getShape();
+  llvm::SmallVector<int64_t> dims(shape.size());
+  std::iota(dims.begin(), dims.end(), static_cast<int64_t>(sizes.size()));
+  llvm::SmallVector<int64_t> whole(sizes);
+  whole.append(shape.begin(), shape.end());
+  const mlir::NamedAttribute places(builder.getStringAttr("broadcast_dimensions"), builder.getDenseI64ArrayAttr(dims));
+  return build(builder, location, "stablehlo.broadcast_in_dim", value, mlir::TypeRange(with_shape(value, whole)),
+               places)
+      ->getResult(0);
+}
+
 mlir::Value transpose(mlir::OpBuilder& builder, mlir::Location location, mlir::Value value,
                       llvm::ArrayRef<int64_t> permutation) {
   bool identity = true;

@@ -19,6 +19,8 @@ mlir::Operation* fused_call(mlir::OpBuilder& builder, mlir::Location location, l
 // Returns the value itself if it already has this shape.
 mlir::Value reshape(mlir::OpBuilder& builder, mlir::Location location, mlir::Value value,
                     llvm::ArrayRef<int64_t> shape);
+// Broadcasts to new first dimensions of these sizes. Returns the value itself if there are none.
+mlir::Value repeat(mlir::OpBuilder& builder, mlir::Location location, mlir::Value value, llvm::ArrayRef<int64_t> sizes);
 // Result dimension i is dimension permutation[i]. An empty permutation is the identity.
 mlir::Value transpose(mlir::OpBuilder& builder, mlir::Location location, mlir::Value value,
                       llvm::ArrayRef<int64_t> permutation);

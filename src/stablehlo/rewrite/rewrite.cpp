@@ -241,6 +241,7 @@ class Rewriter {
     if (!operand.reshape.empty()) {
       value = reshape(builder_, location_, value, operand.reshape);
     }
+    value = repeat(builder_, location_, value, operand.repeated);
     return transpose(builder_, location_, value, operand.permutation);
   }
 
