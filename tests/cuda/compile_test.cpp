@@ -268,6 +268,10 @@ TEST(CaptureLoads, SayWhichSumsCancel) {
   EXPECT_TRUE(cancels("sq64 skv16", "(t: f32[40]) { %0 = sub q, kv; %1 = add %0, 4; %3 = load t[%1];" + bias));
   EXPECT_TRUE(cancels("sq64 skv16", "(t: f32[?]) { %0 = sub kv, q; %1 = sub %0, 4; %3 = load t[%1];" + bias));
   EXPECT_TRUE(cancels("sq64 skv16", "(t: f32[?]) { %0 = sub q, kv; %1 = min %0, 8; %3 = load t[%1];" + bias));
+  // Most keys of every row have one element, but not the first ones, or not the last ones.
+  EXPECT_TRUE(cancels("sq4 skv190", "(t: f32[3, 4]) { %3 = load t[kv, kv];" + bias));
+  EXPECT_TRUE(cancels("sq4 skv190", "(t: f32[8]) { %0 = sub kv, 182; %3 = load t[%0];" + bias));
+  EXPECT_FALSE(cancels("s64", "(t: f32[4]) { %0 = floor_div kv, 16; %3 = load t[%0];" + bias));
   // One query and one key stand for any lengths.
   EXPECT_FALSE(cancels("s1", "(t: f32[?]) { %0 = load t[kv]; %1 = add score, %0; return %1 }"));
   EXPECT_FALSE(cancels("s1", "(t: f32[?]) { %0 = sub q, kv; %1 = add %0, 63; %3 = load t[%1];" + bias));

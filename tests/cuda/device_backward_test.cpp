@@ -222,7 +222,14 @@ INSTANTIATE_TEST_SUITE_P(
         "attn h2 sq80 skv3 d128 bf16 lse score_mod() { %0 = lt q, 40; %1 = select %0, score, 3e38; return %1 }",
         "attn h2 sq80 skv70 d64 f16 lse score_mod() { %0 = lt q, 40; %1 = select %0, score, -3e38; return %1 }",
         // Four warps of the portable kernel share the last 32 columns.
-        "attn hq4 hkv2 sq200 skv333 d90 bf16 lse causal", "attn h2 s200 dqk150 dv20 f16 lse"));
+        "attn hq4 hkv2 sq200 skv333 d90 bf16 lse causal", "attn h2 s200 dqk150 dv20 f16 lse",
+        "attn hq4 hkv2 s300 dqk96 dv32 bf16 lse causal",
+        // Rows whose scores are all -inf, and whose lse is NaN therefore.
+        "attn h2 sq40 skv33 d38 f16 empty_rows=nan lse score_mod() { %0 = sub q, 5; %1 = le kv, %0; %2 = select %1, "
+        "score, -inf; return %2 }",
+        // Most keys of each row have one element.
+        "attn hq8 hkv2 sq4 skv190 d86 f16 lse score_mod(t: f32[3, 4]) { %0 = load t[kv, kv]; %1 = add score, %0; %2 = "
+        "abs %1; return %2 }"));
 
 // Problems that Hopper's kernels accept.
 INSTANTIATE_TEST_SUITE_P(
@@ -232,6 +239,8 @@ INSTANTIATE_TEST_SUITE_P(
         "attn h2 s150 d256 bf16 out=f32 lse", "attn hq4 hkv2 s140 d96 bf16 bias=f32 lse",
         "attn h2 s300 d128 bf16 mask=bool lse empty_rows=uniform",
         "attn h2 sq70 skv90 d64 bf16 empty_rows=uniform lse mask_mod() { %0 = lt q, 40; return %0 }",
+        "attn hq6 hkv2 sq10 skv27 d256 f16 empty_rows=nan lse score_mod() { %0 = sub q, 5; %1 = le kv, %0; %2 = "
+        "select %1, score, -inf; return %2 }",
         "attn h1 s2000 d64 bf16 lse window=50", "attn h1 sq100 skv2500 d128 bf16 lse cu_seqlens",
         "attn h2 s256 d128 bf16 lse", "attn h2 s300 d256 bf16 lse causal", "attn h2 s300 dqk192 dv128 bf16 lse causal",
         "attn hq4 hkv2 sq200 skv300 d192 f16 lse", "attn h2 s300 d200 bf16 lse softcap=20",

@@ -42,6 +42,18 @@ bool may_add_much(const Program& score_mod) {
   return false;
 }
 
+// May the lse of a row be NaN although the row only has no keys (`empty_rows=nan`)? Where mask_mod leaves out its keys,
+// this does no harm. Where their scores are -inf, only the scores tell the row from one whose scores are NaN.
+bool hides_empty_rows(const Problem& problem) {
+  return problem.empty_rows == EmptyRows::kNan && problem.score_mod && may_mask(*problem.score_mod);
+}
+
+// Whether there must be kernels that take over if some row's gradient does not follow from its lse.
+bool needs_fallback(const Problem& problem) {
+  return problem.d_out_dtype() != problem.dtype || hides_empty_rows(problem) ||
+         (problem.score_mod && may_add_much(*problem.score_mod));
+}
+
 struct Tiles {
   int rows, columns, stages;  // rows: processed by a block; columns: loaded at a time
 };
@@ -193,8 +205,7 @@ Result<Sm80FusedKernel> choose_sm80_fused(const Problem& problem, int architectu
     if (widest >= tiles.narrowest && widest <= tiles.widest && (tiles.dropout || !config.dropout) &&
         (tiles.any_mods || (config.has_mask_mod && !problem.score_mod && problem.captures.empty())) &&
         tiles.blocks * (config.shared_bytes + kReservedBytes) <= shared_memory(architecture)) {
-      kernel.has_fallback =
-          problem.d_out_dtype() != problem.dtype || (problem.score_mod && may_add_much(*problem.score_mod));
+      kernel.has_fallback = needs_fallback(problem);
       return kernel;
     }
   }
@@ -429,7 +440,7 @@ Result<Sm90Backward> choose_sm90_backward(const Problem& problem) {
   if (!one_kernel && !by_roles) {
     config.values = sm90_kernel(problem, {.config = {}, .rows_are_keys = true, .sums_first = true});
   }
-  if (problem.d_out_dtype() != problem.dtype || (problem.score_mod && may_add_much(*problem.score_mod))) {
+  if (needs_fallback(problem)) {
     FLASHLIFT_ASSIGN_OR_RETURN(config.fallback, choose_sm80_apart(problem, kHopper));
     config.queries.has_fallback = config.keys.has_fallback = true;
     if (config.fused) {
@@ -638,6 +649,7 @@ std::vector<std::string> preprocess_definitions(const Problem& problem, bool row
   list.push_back(fmt::format("-DFL_OUT_F32={:d}", problem.out_dtype == DType::kF32));
   list.push_back(fmt::format("-DFL_OUT_BF16={:d}", problem.out_dtype == DType::kBF16));
   list.push_back(fmt::format("-DFL_VALUE_DIM={}", problem.value_dim));
+  list.push_back(fmt::format("-DFL_HIDES_EMPTY_ROWS={:d}", hides_empty_rows(problem)));
   const RowThreads of_row = row_threads(problem);
   list.push_back(fmt::format("-DFL_ROW_THREADS={}", of_row.threads));
   list.push_back(fmt::format("-DFL_ROWS_OF_THREAD={}", of_row.rows));

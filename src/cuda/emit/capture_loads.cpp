@@ -4,6 +4,7 @@
 #include <array>
 #include <limits>
 #include <optional>
+#include <span>
 
 #include "cuda/emit/motion.h"
 #include "problem/differentiate.h"
@@ -72,9 +73,10 @@ bool scales_with_score(const Program& program, ValueId weight) {
   return scales[weight];
 }
 
-// Do all keys of a whole row, other than the first or the last row, have one element of the tensor? So it is if their
-// indices are clamped. (Under a causal mask, the first row has only one key anyway. Sizes that each call determines are
-// taken to be large. A problem of one query and one key stands for any lengths: a short and a long one are examined.)
+// Do all keys of a whole row, other than the first or the last row, have one element of the tensor, or most keys of
+// every row? So it is if their indices are clamped. (Under a causal mask, the first row has only one key anyway. Sizes
+// that each call determines are taken to be large. A problem of one query and one key stands for any lengths: a short
+// and a long one are examined.)
 bool sums_whole_rows(const Problem& problem, Program program, const Node& load) {
   const std::vector<int64_t> sizes = program.captures[static_cast<size_t>(load.payload)].shape;
   std::vector<ValueId> indices = load.operands;
@@ -100,13 +102,16 @@ bool sums_whole_rows(const Problem& problem, Program program, const Node& load) 
   const auto sums_at = [&](int64_t q_len, int64_t kv_len) {
     const int64_t last_row = std::max<int64_t>(q_len - 1, 0);
     const int64_t last_key = std::max<int64_t>(kv_len - 1, 0);
-    const std::array rows = {std::min<int64_t>(1, last_row), std::max<int64_t>(last_row - 1, 0)};
-    const std::array keys = {std::min<int64_t>(1, last_key), last_key / 4, last_key / 2,
-                             std::max<int64_t>(last_key - 1, 0), last_key};
-    return std::ranges::any_of(rows, [&](int64_t q) {
-      const std::vector<int64_t> first = element_of(q, 0, q_len, kv_len);
-      return std::ranges::all_of(keys, [&](int64_t kv) { return element_of(q, kv, q_len, kv_len) == first; });
-    });
+    const std::array rows = {std::min<int64_t>(1, last_row), last_row / 2, std::max<int64_t>(last_row - 1, 0)};
+    const std::array ends = {int64_t{0}, std::min<int64_t>(1, last_key), std::max<int64_t>(last_key - 1, 0), last_key};
+    const std::array quarters = {last_key / 4, last_key / 2, last_key - last_key / 4};
+    const auto have_one_element = [&](int64_t q, std::span<const int64_t> keys) {
+      const std::vector<int64_t> middle = element_of(q, last_key / 2, q_len, kv_len);
+      return std::ranges::all_of(keys, [&](int64_t kv) { return element_of(q, kv, q_len, kv_len) == middle; });
+    };
+    const auto most = [&](int64_t q) { return have_one_element(q, quarters); };
+    const auto all = [&](int64_t q) { return most(q) && have_one_element(q, ends); };
+    return std::ranges::any_of(rows, all) || std::ranges::all_of(rows, most);
   };
   if (problem.q_len == 1 && problem.kv_len == 1) {
     constexpr int64_t kShort = 64;

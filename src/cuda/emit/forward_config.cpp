@@ -24,7 +24,8 @@ bool divides_by_constant(const Program& program, const Node& node) {
   return divisor.op == Op::k_constant && std::isnormal(std::bit_cast<float>(static_cast<uint32_t>(divisor.payload)));
 }
 
-// Whether the program may return -inf for a finite score, apart from overflow.
+}  // namespace
+
 bool may_mask(const Program& score_mod) {
   return std::any_of(score_mod.nodes.begin(), score_mod.nodes.end(), [&](const Node& node) {
     if (node.type != Type::kF32) {
@@ -39,6 +40,8 @@ bool may_mask(const Program& score_mod) {
     return node.op == Op::k_load || score::has_pole(score::operation(node.op).shape);
   });
 }
+
+namespace {
 
 // Whether the mask only compares the key's position with the query's, like a causal mask. Such masks leave little of a
 // wide tile unused.

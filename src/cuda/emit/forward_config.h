@@ -14,6 +14,9 @@ enum class KernelKind : uint8_t { kBulkDecode, kDecode, kHopper, kPortable };
 inline constexpr size_t kKernelKinds = 4;
 const char* to_string(KernelKind kind);  // "cuda_sm90_decode", "cuda_decode", "cuda_sm90", "cuda_sm80"
 
+// Whether the program may return -inf for a finite score, apart from overflow.
+bool may_mask(const Program& score_mod);
+
 struct ForwardConfig {
   KernelKind kind = KernelKind::kPortable;
   // Whether this is a kernel for few queries, whose tiles contain all rows that share keys.

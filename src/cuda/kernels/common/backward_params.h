@@ -52,6 +52,7 @@ struct RowTiles {
   // These two are cleared before the preprocess, where anyone asks for them.
   // Becomes 1 if the lse of some row is so large (kLargestOffset, in that unit) that its rounding shows in the row's p.
   // Such rows are nearly always ones of equal, huge scores: they need their maximum and their sum apart.
+  // Also if it is NaN, and the row may only be one without keys (`empty_rows=nan`): its scores tell.
   int* any_large;
   int* any_empty;  // becomes 1 if some row has no keys
   // What rounding took from the output, with the output's type and strides; null: unknown. Read by the preprocess.

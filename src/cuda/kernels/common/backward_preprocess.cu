@@ -262,7 +262,8 @@ extern "C" __global__ void __launch_bounds__(256)
   if (given != -FL_INFINITY) {
     lse = given == FL_INFINITY ? FL_NAN : given * kExponentUnit;  // an infinite score makes its row NaN
     // (Scaled, it may be infinite, as that of a row without keys.)
-    if (fabsf(given) < FL_INFINITY && fabsf(lse) > kLargestOffset) {
+    const bool large = fabsf(given) < FL_INFINITY && fabsf(lse) > kLargestOffset;
+    if (large || (FL_HIDES_EMPTY_ROWS && given != given)) {
       *tiles.any_large = 1;
     }
   } else if (exists) {
