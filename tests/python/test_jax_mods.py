@@ -231,6 +231,119 @@ def test_integers_that_are_taken_out_of_bounds(dtype):
     check(None, lambda: lambda b, h, q, kv: jnp.take(short, kv) != jnp.take(short, q))
 
 
+INTEGERS = {
+    name: jnp.asarray(np.random.default_rng(2).integers(low, high, 64, np.int64, endpoint=True), name)
+    for name, low, high in (
+        ("int8", -128, 127), ("uint8", 0, 255), ("int16", -32768, 32767), ("int32", -(2**31), 2**31 - 1),
+    )
+}  # fmt: skip
+FLOATS = jnp.asarray(np.random.default_rng(3).standard_normal(64) * 300, jnp.float32)
+
+
+def same_numbers(function):
+    """Compares a function of a position: the log-sum-exp of a row with one key is its score."""
+    one = jnp.zeros((1, 1, 1, D), jnp.float32)
+    score = lambda s, b, h, q, kv: jnp.asarray(function(q)).astype(jnp.float32)
+    _, got = attention(jnp.zeros((1, 64, 1, D), jnp.float32), one, one, "lse", score_mod=score)
+    np.testing.assert_array_equal(got[0, 0], jax.vmap(function)(jnp.arange(64, dtype=jnp.int32)).astype(jnp.float32))
+
+
+OF_TWO = {
+    "add": lambda x, y: x + y,
+    "sub": lambda x, y: x - y,
+    "mul": lambda x, y: x * y,
+    "neg": lambda x, y: -x,
+    "abs": lambda x, y: jnp.abs(x),
+    "not": lambda x, y: ~x,
+    "xor": lambda x, y: x ^ y,
+    "shl": lambda x, y: x << (y & 15),
+    "shr": lambda x, y: x >> (y & 15),
+    "shr_bits": lambda x, y: jax.lax.shift_right_logical(x, y & 15),
+    "shr_sign": lambda x, y: jax.lax.shift_right_arithmetic(x, y & 15),
+    "shl_beyond": lambda x, y: x << y,
+    "div": lambda x, y: jax.lax.div(x, y | 1),
+    "floor_div": lambda x, y: x // (y | 1),
+    "mod": lambda x, y: x % (y | 1),
+    "square": lambda x, y: jnp.square(x),
+    "cube": lambda x, y: x**3,
+    "power_0": lambda x, y: jax.lax.integer_pow(x, 0),
+    "power": lambda x, y: jnp.power(x, y & 7),
+    "less": lambda x, y: x - y < y,
+    "max": lambda x, y: jnp.maximum(x + y, y),
+    "clamp": lambda x, y: jax.lax.clamp(x.dtype.type(3), x + y, x.dtype.type(90)),
+    "of_a_row": lambda x, y: jnp.stack([x + y, x - y, y]).max(),
+    "loop": lambda x, y: jax.lax.fori_loop(0, 3, lambda i, c: c * x.dtype.type(3) + y, x),
+    "where": lambda x, y: jnp.where(x < y, x - y, x + y),
+}
+
+
+@pytest.mark.parametrize("operation", OF_TWO)
+def test_narrow_integers_wrap(operation):
+    def of(name):
+        return lambda q: OF_TWO[operation](INTEGERS[name][q], INTEGERS[name][63 - q])
+
+    for name in INTEGERS:
+        same_numbers(of(name))
+
+
+def test_narrow_integers_that_are_most_negative():
+    least = jnp.full(64, -128, jnp.int8)
+    for function in OF_TWO["abs"], OF_TWO["neg"], lambda x, y: jax.lax.div(x, jnp.int8(-1)):
+        same_numbers(lambda q, function=function: function(least[q], least[q]))
+
+
+def test_random_narrow_integers():
+    numbers = np.random.default_rng(4)
+
+    def drawn(depth, name):
+        """A function of a position that gives a number of this type."""
+        if depth == 0:
+            return lambda q: INTEGERS[name][q]
+        from_ = numbers.choice(list(INTEGERS))
+        left = drawn(depth - 1, from_)
+        right = drawn(numbers.integers(depth), name)
+        operation = OF_TWO[numbers.choice([one for one in OF_TWO if one != "less"])]
+        return lambda q: operation(left(q).astype(name), right(63 - q))
+
+    for _ in range(20):
+        same_numbers(drawn(3, numbers.choice(list(INTEGERS))))
+
+
+@pytest.mark.parametrize("to", ["int8", "uint8", "int16", "uint16", "int32", "bool", "float16", "bfloat16"])
+def test_conversions_of_numbers(to):
+    for name in INTEGERS:
+        same_numbers(lambda q, name=name: INTEGERS[name][q].astype(to))
+    same_numbers(lambda q: FLOATS[q].astype(to))
+    same_numbers(lambda q: q.astype(to) * FLOATS[:1].astype(to)[0])
+    for beyond in (3480.7, -3480.7, np.nan, np.inf):
+        same_numbers(lambda q, beyond=beyond: q * 0 + (jnp.float32(1.0) * beyond).astype("uint8"))
+
+
+def test_integers_of_64_bits():
+    with jax.enable_x64(True):
+        wide = INTEGERS["int32"].astype(jnp.int64) * 2**31
+        same_numbers(lambda q: (wide[q] + wide[63 - q]) >> 33)
+        for to in INTEGERS:
+            same_numbers(lambda q, to=to: (wide[q] >> 29).astype(to))
+        same_numbers(lambda q: jnp.take(INTEGERS["uint8"], wide[q] >> 57, mode="clip") + jnp.argmax(jnp.stack([q > 3])))
+
+
+@pytest.mark.parametrize("compare", ["lt", "le", "gt", "ge", "max", "min"])
+def test_order_of_booleans(compare):
+    same_numbers(lambda q: getattr(jax.lax, compare)(INTEGERS["int8"][q] > 0, INTEGERS["uint8"][q] > 100))
+    same_numbers(lambda q: jnp.stack([q > 3, q > INTEGERS["int8"][q]]).max())
+
+
+def test_unsigned_integers_that_programs_do_not_have():
+    given = normal(B, S, H, D), normal(B, T, H, D), normal(B, T, H, D)
+    table = INTEGERS["uint8"]
+    with pytest.raises(flashlift.UnsupportedError, match="score_mod converts to uint32; expected float32.*int64 or"):
+        attention(*given, score_mod=lambda s, b, h, q, kv: s + jnp.stack([table[q], table[kv]]).sum())
+    for dtype in ("uint16", "uint32"):
+        with pytest.raises(flashlift.UnsupportedError, match=f"reads an array of {dtype}; expected .*: cast it"):
+            attention(*given, score_mod=lambda s, b, h, q, kv, dtype=dtype: s + table.astype(dtype)[kv])
+
+
 def test_what_is_computed_again_in_the_backward_pass():
     check(lambda t: lambda s, b, h, q, kv: jax.checkpoint(lambda x, y: jnp.sin(x) * y)(s, t[kv]), None, normal(T))
 

@@ -20,6 +20,7 @@ from jax.extend.core import Literal
 
 from flashlift._errors import InvalidArgumentError, UnsupportedError
 from flashlift._library import core
+from flashlift.jax import _narrow as narrow
 from flashlift.jax._varying import vary_together
 
 _INPUTS = {"score_mod": ("score", "b", "h", "q", "kv"), "mask_mod": ("b", "h", "q", "kv")}
@@ -50,6 +51,8 @@ _REDUCTIONS = {
     "reduce_or": "or",
 }  # fmt: skip
 _CONVERSIONS = {"bool": "to_i1", "int32": "to_i32", "int64": "to_i64"}
+_ORDERED = {"lt", "le", "gt", "ge"}  # comparisons that programs do not have for i1
+_OF_BOOLEANS = {"max": "or", "min": "and", "reduce_max": "or", "reduce_min": "and"}
 _BITCASTS = {("float32", "int32"): "bitcast_i32", ("int32", "float32"): "bitcast_f32"}
 _ROUNDINGS = {"bfloat16": "round_bf16", "float16": "round_f16"}
 
@@ -234,6 +237,9 @@ class _Tracing:
         self.lines.append((name, f"{operation} {', '.join(operands)}", operands))
         return _Value(name)
 
+    def _emitted(self, operation: str, *operands: str) -> str:
+        return self._emit(operation, *operands).text
+
     def _text(self, value: Any) -> str:
         if isinstance(value, _Value):
             return value.text
@@ -287,7 +293,7 @@ class _Tracing:
             raise UnsupportedError(
                 f"{self.kind} computes an array by {name} from the score or a coordinate; expected scalars only"
             )
-        return [self._rounded(self._scalar(name, equation, operands), name, equation.outvars[0].aval.dtype)]
+        return [self._settled(self._scalar(name, equation, operands), name, equation.outvars[0].aval.dtype)]
 
     def _stopped(self, value: Any) -> Any:
         """The same number without a gradient: programs do not differentiate integers."""
@@ -360,12 +366,16 @@ class _Tracing:
             return _Row(tuple(self._converted(one, *types) for one in row.items))
         texts = [self._text(one) for one in getattr(row, "items", ())]
         if name == "argmax" and equation.invars[0].aval.dtype == jnp.bool_:  # the index of the first that is true
-            first = "0"
-            for at in range(len(texts) - 1, -1, -1):
-                first = self._emit("select", texts[at], str(at), first).text
+            numbers = [_constant(one) for one in np.arange(len(texts), dtype=equation.outvars[0].aval.dtype)]
+            first = numbers[0]
+            for text, number in reversed([*zip(texts, numbers, strict=True)]):
+                first = self._emitted("select", text, number, first)
             return _Value(first)
         if name in _REDUCTIONS and texts:
-            return _Value(functools.reduce(lambda x, y: self._emit(_REDUCTIONS[name], x, y).text, texts))
+            is_bool = equation.invars[0].aval.dtype == jnp.bool_
+            operation = (is_bool and _OF_BOOLEANS.get(name)) or _REDUCTIONS[name]
+            reduced = functools.reduce(lambda x, y: self._emitted(operation, x, y), texts)
+            return self._settled(_Value(reduced), name, equation.outvars[0].aval.dtype)
         raise UnsupportedError(
             f"{self.kind} computes an array by {name} from the score or a coordinate; expected scalars only"
         )
@@ -395,7 +405,7 @@ class _Tracing:
         if name == "square":
             return self._emit("mul", *[self._text(operands[0])] * 2)
         if name == "integer_pow":
-            return self._power(self._text(operands[0]), equation.params["y"])
+            return self._power(self._text(operands[0]), equation.params["y"], equation.outvars[0].aval.dtype)
         if name == "clamp":
             return self._emit(
                 "min", self._emit("max", self._text(operands[1]), self._text(operands[0])).text, self._text(operands[2])
@@ -420,8 +430,15 @@ class _Tracing:
         if name == "pow":
             types = [(one.aval.dtype, equation.outvars[0].aval.dtype) for one in equation.invars]
             operands = [self._converted(one, *pair) for one, pair in zip(operands, types, strict=True)]
+        if equation.invars[0].aval.dtype == jnp.bool_:
+            name = _OF_BOOLEANS.get(name, name)
         if name in _operations():
-            return self._emit(_operations()[name], *map(self._text, operands))
+            texts = [self._text(one) for one in operands]
+            if equation.invars[0].aval.dtype == jnp.bool_ and name in _ORDERED:
+                texts = [self._emitted("to_i32", one) for one in texts]
+            if narrow.is_narrow(equation.invars[0].aval.dtype):
+                texts[0] = narrow.before(self._emitted, name, texts[0], equation.invars[0].aval.dtype)
+            return self._emit(_operations()[name], *texts)
         raise UnsupportedError(
             f"{self.kind} computes {name} of the score or a coordinate, which programs do not have; expected "
             "operations of docs/problem.md: compute it before the call, or write it with others"
@@ -448,9 +465,9 @@ class _Tracing:
         outside = self._emit("or", self._emit("lt", index.text, "0").text, beyond).text
         return self._emit("select", outside, _constant(_filling(aval.dtype, params["fill_value"])), found.text)
 
-    def _power(self, base: str, exponent: int) -> _Value:
+    def _power(self, base: str, exponent: int, dtype: Any) -> _Value:
         if exponent == 0:
-            return _Value("1.0")
+            return _Value(_constant(np.ones((), dtype)))
         power = base
         for _ in range(abs(exponent) - 1):
             power = self._emit("mul", power, base).text
@@ -461,18 +478,32 @@ class _Tracing:
             return jnp.asarray(value).astype(to)
         if from_.name == "float64":  # a weak float64, see above
             from_ = np.dtype(np.float32)
-        if from_ == to or {from_.name, to.name} <= {"float32", *_ROUNDINGS}:
+        if from_ == to:
             return value
+        is_float = jnp.issubdtype(from_, jnp.floating)
         if to.name in ("float32", *_ROUNDINGS):
-            return self._emit("to_f32", value.text)
+            number = value if is_float else self._emit("to_f32", value.text)
+            return self._emit(_ROUNDINGS[to.name], number.text) if to.name in _ROUNDINGS else number
+        if narrow.is_narrow(to):
+            is_i32 = from_ == jnp.int32 or narrow.is_narrow(from_)
+            bits = value.text if is_i32 else self._emitted("to_i32", value.text)
+            if is_float:
+                return _Value(narrow.clamped(self._emitted, bits, to))
+            return _Value(bits if np.can_cast(from_, to) else narrow.wrapped(self._emitted, bits, to))
         if to.name not in _CONVERSIONS:
-            raise UnsupportedError(f"{self.kind} converts to {to}; expected float32, int32 or bool")
+            raise UnsupportedError(
+                f"{self.kind} converts to {to}; expected float32, bfloat16, float16, bool, int32, int64 or integers of "
+                "8 or 16 bits"
+            )
         return self._emit(_CONVERSIONS[to.name], value.text)
 
-    def _rounded(self, value: Any, name: str, dtype: Any) -> Any:
-        if not isinstance(value, _Value) or dtype.name not in _ROUNDINGS or name == "select_n":
+    def _settled(self, value: Any, name: str, dtype: Any) -> Any:
+        """The result of JAX's primitive of this name as its type holds it: programs compute with 32 bits at least."""
+        if not isinstance(value, _Value) or name in ("select_n", "convert_element_type"):
             return value
-        return self._emit(_ROUNDINGS[dtype.name], value.text)
+        if dtype.name in _ROUNDINGS:
+            return self._emit(_ROUNDINGS[dtype.name], value.text)
+        return _Value(narrow.after(self._emitted, name, value.text, dtype)) if narrow.is_narrow(dtype) else value
 
     def _reshaped(self, value: Any, shape: tuple[int, ...]) -> Any:
         if not isinstance(value, _View):
@@ -517,13 +548,22 @@ def _bound(equation: Any, operands: Sequence[Any]) -> list[Any]:
         if equation.primitive.name in _VARIES:
             return list(operands)
         if equation.primitive.name == "convert_element_type":  # JAX 0.12 traces it within shard_map nevertheless
-            return [operands[0].astype(params["new_dtype"])]
+            return [_cast(operands[0], params["new_dtype"])]
         with jax.core.eval_context():  # jax.ensure_compile_time_eval would keep eager shard_map's tracers
             results = equation.primitive.bind(*functions, *operands, **params)
         results = jax.tree.map(lambda one: one if _is_key(one) else np.asarray(one), results)
     else:
         results = equation.primitive.bind(*functions, *vary_together(operands), **params)
     return list(results) if equation.primitive.multiple_results else [results]
+
+
+def _cast(number: np.ndarray, dtype: Any) -> np.ndarray:
+    if jnp.issubdtype(number.dtype, jnp.floating) and jnp.issubdtype(dtype, jnp.integer):
+        # Beyond the integers' range numpy gives any number, and JAX the nearest.
+        limits = jnp.iinfo(dtype)
+        number = np.clip(np.nan_to_num(number.astype(np.longdouble), nan=0.0), limits.min, limits.max)
+    with np.errstate(over="ignore"):  # infinite in a smaller float
+        return number.astype(dtype)
 
 
 def _is_key(value: Any) -> bool:
@@ -549,7 +589,7 @@ def _filling(dtype: Any, given: Any) -> np.ndarray:
     if given is None:
         signed = jnp.issubdtype(dtype, jnp.signedinteger)
         given = dtype == jnp.bool_ or (jnp.iinfo(dtype).min if signed else jnp.iinfo(dtype).max)
-    return np.asarray(given, dtype if dtype.name in ("bool", "int64") else np.int32)
+    return np.asarray(given).astype(dtype)
 
 
 def _constant(value: np.ndarray) -> str:
