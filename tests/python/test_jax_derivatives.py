@@ -81,6 +81,74 @@ def test_unnormalized():
         )
 
 
+BAD_KEYS = jnp.arange(7) >= 5
+BAD_QUERIES = jnp.arange(9) >= 8
+
+
+def by_mask(q, k, v, table):
+    return {"attention_mask": ~BAD_KEYS[None, None, None] & ~BAD_QUERIES[None, None, :, None]}
+
+
+def by_score(q, k, v, table):
+    def score(s, b, h, q, kv):
+        return jnp.where(BAD_KEYS[kv] | BAD_QUERIES[q], -jnp.inf, s * table[h, kv] * table[h, kv])
+
+    return {"score_mod": score}
+
+
+@pytest.mark.parametrize("normalized", [True, False])
+@pytest.mark.parametrize("masked", [by_mask, by_score])
+@pytest.mark.parametrize("bad", [jnp.nan, jnp.inf, -jnp.inf])
+def test_nothing_of_what_is_masked_reaches_derivatives(masked, normalized, bad):
+    q, k, v = operands()[:3]
+    table = normal(4, 7)
+
+    def of(bad):
+        keys, queries = BAD_KEYS[:, None, None], BAD_QUERIES[:, None, None]
+        of_q, of_k, of_v = (jnp.where(at, bad, one) for at, one in ((queries, q), (keys, k), (keys, v)))
+        return of_q, of_k, of_v, jnp.where(BAD_KEYS, bad, table)
+
+    def run(*given):
+        out, lse = flash_attention(*given[:3], **masked(*given), normalize_output=normalized, return_lse=True)
+        return out, jnp.where(jnp.isfinite(lse), lse, 0)
+
+    slopes = jax.grad(lambda *given: sum(jnp.sum(jnp.sin(one)) for one in run(*given)), argnums=range(4))
+    squares = lambda *given: sum(jnp.sum(one**2) for one in slopes(*given))
+    for derivative in (
+        lambda given: jax.jvp(run, given, given),
+        lambda given: slopes(*given),
+        lambda given: jax.jvp(slopes, given, given)[1],
+        lambda given: jax.grad(squares, argnums=range(4))(*given),
+    ):
+        assert_close(derivative(of(bad)), derivative(of(0.0)))
+
+
+@pytest.mark.parametrize("normalized", [True, False])
+def test_queries_before_a_bad_key(normalized):
+    q, k, v = operands()[:3]
+
+    def of_first(bad):
+        function = lambda q: flash_attention(
+            q, *(one.at[:, 5:].set(bad) for one in (k, v)), causal=True, normalize_output=normalized
+        )[:, :5]
+        slope = jax.grad(lambda q: jnp.sum(jnp.sin(function(q))))
+        return [jax.jvp(function, (q,), (q,)), slope(q)[:, :5], jax.jvp(slope, (q,), (q,))[1][:, :5]]
+
+    assert_close(of_first(jnp.nan), of_first(0.0))
+
+
+@pytest.mark.parametrize("bad", [jnp.nan, jnp.inf, -jnp.inf])
+def test_infinite_values_that_are_kept(bad):
+    q, k, v = operands()[:3]
+    v = v.at[0, 3, 0, 0].set(bad)
+    given, tangents = (q, k, v), (q, k, jnp.ones_like(v))
+    function = lambda *given: flash_attention(*given, causal=True)
+    expected = lambda *given: plain(*given, scale=8**-0.5, keep=jnp.tril(jnp.ones((9, 7), bool)))[0]
+    np.testing.assert_allclose(jax.jvp(function, given, tangents)[0], function(*given), atol=2e-5)
+    np.testing.assert_allclose(function(*given)[:, 3:], expected(*given)[:, 3:], atol=2e-5)
+    assert jnp.isfinite(function(*given)[:, :3]).all()
+
+
 def test_one_warning_says_what_is_slow():
     _warn_of_plain_maths.cache_clear()
     given = tuple(normal(1, 5, 1, 8) for _ in range(3))  # what is compiled already has been warned of

@@ -22,20 +22,25 @@ def plain(call: Call, *operands: jax.Array) -> list[jax.Array]:
     q, k, v = (_as_bhsd(call.layout, one) for one in operands[:3])
     k, v = (jnp.repeat(one, q.shape[1] // one.shape[1], axis=1) for one in (k, v))
     captures = dict(zip(call.capture_names, operands[3:], strict=False))
-    product = functools.partial(jnp.einsum, precision=jax.lax.Precision.HIGHEST)
-    scores = product("bhqd,bhkd->bhqk", q, k) * problem.words["scale"]
+    shape = (*q.shape[:3], k.shape[2])
     inputs = {
         name: jax.lax.broadcasted_iota(jnp.int32, [n if i == axis else 1 for i in range(4)], axis)
-        for axis, (name, n) in enumerate(zip(("b", "h", "q", "kv"), scores.shape, strict=True))
+        for axis, (name, n) in enumerate(zip(("b", "h", "q", "kv"), shape, strict=True))
     }
-    inputs |= {"q_len": jnp.int32(scores.shape[2]), "kv_len": jnp.int32(scores.shape[3])}
-    if problem.score_mod:
-        changed = evaluate(parse(problem.score_mod), inputs | {"score": scores}, captures)
-        scores = jnp.broadcast_to(changed, scores.shape)
-    kept = jnp.ones(scores.shape, bool)
+    inputs |= {"q_len": jnp.int32(shape[2]), "kv_len": jnp.int32(shape[3])}
+    kept = jnp.ones(shape, bool)
     if problem.mask_mod:
-        kept = jnp.broadcast_to(evaluate(parse(problem.mask_mod), inputs, captures), scores.shape)
-    kept &= scores != -jnp.inf
+        kept = jnp.broadcast_to(evaluate(parse(problem.mask_mod), inputs, captures), shape)
+    # Scores mask pairs, too. Nothing of masked pairs may reach a derivative, so that these scores have none.
+    exact, fixed = jax.lax.stop_gradient((_product("bhqd,bhkd->bhqk", q, k) * problem.words["scale"], captures))
+    change = functools.partial(evaluate, parse(problem.score_mod)) if problem.score_mod else None
+    kept &= (change(inputs | {"score": exact}, fixed) if change else exact) != -jnp.inf
+    # A product multiplies what is masked by 0, which gives NaN for NaN and infinities.
+    seen_q, seen_k = kept.any(axis=3)[..., None], kept.any(axis=2)[..., None]
+    q, k, own_v = (jnp.where(seen, _finite(one), 0) for seen, one in ((seen_q, q), (seen_k, k), (seen_k, v)))
+    scores = _product("bhqd,bhkd->bhqk", q, k) * problem.words["scale"] + jnp.where(jnp.isfinite(exact), 0, exact)
+    if change:
+        scores = jnp.broadcast_to(change(inputs | {"score": jnp.where(kept, scores, 0)}, captures, kept), shape)
     sinks = None if call.sinks is None else operands[call.sinks]
 
     # A row without keys has no largest score; then 0 is subtracted.
@@ -53,7 +58,7 @@ def plain(call: Call, *operands: jax.Array) -> list[jax.Array]:
         shaped = sinks[None, :, None] if sinks.ndim == 2 else sinks
         total += jnp.sum(jnp.exp(shaped - largest), axis=-1, keepdims=True)
     total = jnp.where(is_empty, 1, total)
-    out = product("bhqk,bhkd->bhqd", weights, v)
+    out = jnp.where(seen_q, _product("bhqk,bhkd->bhqd", weights, own_v) + _infinities(kept, v), 0)
     if "unnormalized" not in problem.words:
         out = out / total
     rows = problem.words.get("empty_rows", "zero")
@@ -62,6 +67,26 @@ def plain(call: Call, *operands: jax.Array) -> list[jax.Array]:
     out = jnp.transpose(out, ["bhsd".index(letter) for letter in call.layout]).astype(call.out_dtype(operands[0]))
     lse = jnp.where(is_empty, -jnp.inf, jnp.log(total) + largest)[..., 0]
     return [out, lse] if call.with_lse else [out]
+
+
+_product = functools.partial(jnp.einsum, precision=jax.lax.Precision.HIGHEST)
+
+
+@jax.custom_jvp
+def _finite(x: jax.Array) -> jax.Array:
+    """x with 0 for NaN and infinities, and the derivative of x."""
+    return jnp.where(jnp.isfinite(x), x, 0)
+
+
+_finite.defjvp(lambda values, tangents: (_finite(*values), tangents[0]))
+
+
+def _infinities(kept: jax.Array, v: jax.Array) -> jax.Array:
+    """NaN and infinities that a row of the result gets from the values that it keeps; otherwise 0."""
+    # NaN counts as both infinities, whose sum it is.
+    found = [(v == one) | jnp.isnan(v) for one in (jnp.inf, -jnp.inf)]
+    counts = [_product("bhqk,bhkd->bhqd", kept.astype(jnp.float32), one.astype(jnp.float32)) for one in found]
+    return jnp.where(counts[0] > 0, jnp.inf, 0) + jnp.where(counts[1] > 0, -jnp.inf, 0)
 
 
 def plain_gradients(call: Call, wanted: Sequence[int], *operands: jax.Array) -> list[jax.Array]:

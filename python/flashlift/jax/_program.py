@@ -143,8 +143,14 @@ def _function(operation: str) -> Callable[..., jax.Array]:
     return function
 
 
-def evaluate(program: Program, inputs: Mapping[str, jax.Array], captures: Mapping[str, jax.Array]) -> jax.Array:
-    """The program's result for inputs that broadcast: the coordinates, the lengths, and, in a score_mod, the score."""
+def evaluate(
+    program: Program,
+    inputs: Mapping[str, jax.Array],
+    captures: Mapping[str, jax.Array],
+    kept: jax.Array | None = None,
+) -> jax.Array:
+    """The program's result for inputs that broadcast: the coordinates, the lengths, and, in a score_mod, the score.
+    Elements of captured tensors have a derivative only where they are kept."""
     values = dict(inputs)
 
     def value(text: str) -> jax.Array:
@@ -153,7 +159,9 @@ def evaluate(program: Program, inputs: Mapping[str, jax.Array], captures: Mappin
     for step in program.steps:
         operands = [value(one) for one in step.operands]
         if step.operation == "load":
-            values[step.name] = _loaded(captures[step.tensor or ""], operands)
+            element = _loaded(captures[step.tensor or ""], operands)
+            is_cut = kept is not None and jnp.issubdtype(element.dtype, jnp.floating)
+            values[step.name] = jnp.where(kept, element, 0) if is_cut else element
         elif step.operation == "search":
             values[step.name] = _searched(captures[step.tensor or ""], operands[0])
         else:
