@@ -70,6 +70,43 @@ def test_programs_that_read_their_own_batch():
     same(lambda q, slope: attention(q, q, q, score_mod=lambda s, b, h, i, j: s + slope[b] * (j - i)), Q, normal(N, B))
 
 
+MOST = {
+    "t[h, b]": ((H, B), lambda t, b, h: t[h, b]),
+    "t[b, b]": ((B, B), lambda t, b, h: t[b, b]),
+    "t[b, h, b]": ((B, H, B), lambda t, b, h: t[b, h, b]),
+    "t[h, b] t[h, 0]": ((H, B), lambda t, b, h: t[h, b] * t[h, 0]),
+    "t[b + 1]": ((B,), lambda t, b, h: t[b + 1]),
+    "t[h, b] of one batch": ((H, 1), lambda t, b, h: t[h, b]),
+    "t[b, b] of one batch": ((1, 1), lambda t, b, h: t[b, b]),
+    "t[b] of one batch": ((1,), lambda t, b, h: t[b]),
+}
+
+
+@pytest.mark.parametrize("is_mapped", [True, False])
+@pytest.mark.parametrize("where", MOST)
+def test_where_a_table_is_read_at_the_batch(where, is_mapped):
+    shape, read = MOST[where]
+    batch = 1 if "of one" in where else B
+    loss = lambda q, t: jnp.sum(
+        jnp.sin(attention(q, K[0, :batch], V[0, :batch], score_mod=lambda s, b, h, i, j: s * read(t, b, h)))
+    )
+    slopes = jax.value_and_grad(loss, argnums=(0, 1))
+    q, table = Q[:, :batch], normal(*shape)
+    if is_mapped:
+        same(slopes, q, normal(N, *shape))
+    else:
+        same(lambda q: slopes(q, table), q)
+        same(lambda q: loss(q, table), q)
+
+
+@pytest.mark.parametrize("size", ["batch", "1", "?"])
+def test_declared_sizes_of_one_batch(size):
+    text = f"score_mod(t: f32[heads,{size}]) {{ %0 = load t[h, b]; %1 = mul score, %0; return %1 }}"
+    table = normal(H, 1)
+    same(lambda q: attention(q, q, q, text, captures=[table]), Q[:, :1])
+    same(lambda q, t: attention(q, q, q, text, captures=[t]), Q[:, :1], normal(N, H, 1))
+
+
 def test_sizes_written_into_a_program():
     text = "score_mod(t: f32[2]) { %0 = load t[b]; %1 = mul score, %0; return %1 }"
     same(lambda q, t: attention(q, q, q, text, captures=[t]), Q, normal(N, B))

@@ -56,6 +56,16 @@ check(lambda q, k, seed: flash_attention(q, k, k, dropout_prob=0.5, dropout_seed
 check(lambda q: attention(q, q, q, "alibi causal"), (normal(4, 24, 8, 8),), [split])
 # A small table may have as many elements as a device has batches.
 check(lambda q, t: attention(q, q, q, score_mod=lambda s, b, h, i, j: s + t[b]), (qkv[0], normal(2)), [split, P()])
+# Tables that are read more than once at a batch or a head; the first dimension is split, the others are whole.
+for score, table in ((lambda t: lambda s, b, h, i, j: s + t[b, b] * j, normal(4, 4)),
+                     (lambda t: lambda s, b, h, i, j: s + t[h, h] * j, normal(8, 8)),
+                     (lambda t: lambda s, b, h, i, j: s + t[b, h, b] * t[b, 7 - h, b], normal(4, 8, 4)),
+                     (lambda t: lambda s, b, h, i, j: s + t[h, b] * j, normal(8, 4))):
+    check(lambda q, k, v, t: attention(q, k, v, score_mod=score(t)), (*qkv, table), [split, split, split, P()])
+for text in ("score_mod(t: f32[heads,heads]) { %0 = load t[h, h]; %1 = mul score, %0; return %1 }",
+             "score_mod(t: f32[batch,heads]) { %0 = load t[2, h]; %1 = mul score, %0; return %1 }"):
+    check(lambda q, k, v, t: attention(q, k, v, text, captures=[t]),
+          (*qkv, normal(8 if "heads,heads" in text else 4, 8)), [split, split, split, P()])
 if sys.argv[1] == "shardy":
     text = "score_mod(t: f32[8]) { %0 = load t[h]; %1 = mul score, %0; return %1 }"
     check(lambda q, t: attention(q, q, q, text, captures=[t]), (normal(4, 24, 8, 8), slopes), [split, P("model")])

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from flashlift.jax._call import Call, expanded
-from flashlift.jax._letters import letters_of
+from flashlift.jax._letters import Letters, letters_of
 from flashlift.jax._program import Program, Step, parse, printed
 
 # The mapped dimension, or None for an operand that all calls share.
@@ -42,8 +42,9 @@ def fold(call: Call, operands: Sequence[jax.Array], dims: Dims, size: int, wante
     batch = one[0].shape[at]
     captures = range(3, 3 + len(call.capture_names))
     mapped = {i for i in captures if dims[i] is not None or i in wanted}
+    places = {i: _places_of_batches(call, letters, i) for i in captures}
     rewritten = "b" in letters.counted or "cu_seqlens" in call.problem.words
-    rewritten |= any("b" not in letters.operands[i] and not _broadcasts(call, i) for i in mapped)
+    rewritten |= any(len(found) > 1 or (i in mapped and not found) for i, found in places.items())
     new = call
     if rewritten:
         if not (isinstance(size, int) and isinstance(batch, int)):
@@ -60,11 +61,12 @@ def fold(call: Call, operands: Sequence[jax.Array], dims: Dims, size: int, wante
             folded.append(_in_front(array, dim, size))
             positions.append(None)
         elif i in mapped:
-            folded.append(_folded(_spread(_in_front(array, dim, size), batch), 0, 0, size))
-            positions.append(0)
-        elif "b" in letters.operands[i] and not rewritten:
-            folded.append(_folded(array, None, 0, size))
-            positions.append(0)
+            place = places[i][0]
+            folded.append(_folded(_spread(_in_front(array, dim, size), 1 + place, batch), 0, place, size))
+            positions.append(place)
+        elif places[i] and not rewritten and ("b" in letters.operands[i] or not _broadcasts(call, i)):
+            folded.append(_folded(array, None, places[i][0], size))
+            positions.append(places[i][0])
         else:
             folded.append(array)
             positions.append(None)
@@ -81,11 +83,24 @@ def _sinks(call: Call) -> tuple[int, ...]:
     return () if call.sinks is None else (call.sinks,)
 
 
+def _places_of_batches(call: Call, letters: Letters, operand: int) -> list[int]:
+    """The dimensions of a captured tensor that stand for batches, even if their size is 1."""
+    declared = _declared(call, operand)
+    return [
+        axis
+        for axis, letter in enumerate(letters.operands[operand])
+        if letter == "b" or (declared and all("batch" in sizes[axis] for sizes in declared))
+    ]
+
+
 def _broadcasts(call: Call, operand: int) -> bool:
-    """Whether a captured tensor's first dimension stands for batches although its size is 1."""
+    """Whether one batch of a captured tensor may serve all batches of a call."""
+    return any(size == "1|batch" for sizes in _declared(call, operand) for size in sizes)
+
+
+def _declared(call: Call, operand: int) -> list[tuple[str, ...]]:
     name = call.capture_names[operand - 3]
-    found = [program.captures[name][1] for program in call.programs() if name in program.captures]
-    return all(sizes[:1] in (("1|batch",), ("batch",)) for sizes in found)
+    return [program.captures[name][1] for program in call.programs() if name in program.captures]
 
 
 def _rewritten(
@@ -133,8 +148,9 @@ def _in_front(array: jax.Array, dim: int | None, size: int) -> jax.Array:
     return jnp.broadcast_to(array[None], (size, *array.shape)) if dim is None else jnp.moveaxis(array, dim, 0)
 
 
-def _spread(array: jax.Array, batch: int) -> jax.Array:
-    return jnp.broadcast_to(array, (array.shape[0], batch, *array.shape[2:]))
+def _spread(array: jax.Array, axis: int, size: int) -> jax.Array:
+    """Repeats a dimension of size 1."""
+    return jnp.broadcast_to(array, (*array.shape[:axis], size, *array.shape[axis + 1 :]))
 
 
 def _folded(array: jax.Array, dim: int | None, at: int, size: int) -> jax.Array:

@@ -102,6 +102,16 @@ def _counted(
         of_tensor = letters[step.tensor] if step.operation == "load" and step.tensor else ""
         operands = (one if of_tensor[i : i + 1] == one else own.get(one, one) for i, one in enumerate(step.operands))
         changed.append(dataclasses.replace(step, operands=tuple(operands)))
-    return Program(
-        program.kind, {**program.captures, **firsts}, tuple(changed), own.get(program.result, program.result)
-    )
+    captures = {
+        # The named sizes are the part's, and this dimension is whole.
+        name: (
+            dtype,
+            tuple("?" if letters[name][i] == "." and _is_of_part(one) else one for i, one in enumerate(sizes)),
+        )
+        for name, (dtype, sizes) in program.captures.items()
+    }
+    return Program(program.kind, {**captures, **firsts}, tuple(changed), own.get(program.result, program.result))
+
+
+def _is_of_part(size: str) -> bool:
+    return size in ("batch", "heads")

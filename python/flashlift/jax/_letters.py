@@ -71,14 +71,22 @@ def letters_of_captures(
     letters = []
     for name, shape in zip(names, shapes, strict=False):
         text = ""
-        for size, used in zip(shape, indices[name] or [set()] * len(shape), strict=True):
+        for axis, (size, used) in enumerate(zip(shape, indices[name] or [set()] * len(shape), strict=True)):
             found = {"b", "h"} & used
             letter = next(iter(found)) if len(used) == 1 and found and size == sizes[next(iter(found))] else "."
+            if letter in text:  # a split goes through one dimension: of t[b, b], the second one is whole
+                letter = "."
             if letter == "." and size != 1:  # for a dimension of size 1, every index is clamped to 0
-                counted |= found
+                counted |= found | _named(programs, name, axis)
             text += letter if size != 1 else "."
         letters.append(text)
     return letters, counted
+
+
+def _named(programs: Sequence[Program], name: str, axis: int) -> set[str]:
+    """Of b and h those that name the size of a captured tensor's dimension, which a part would take for its own."""
+    declared = " ".join(one.captures[name][1][axis] for one in programs if name in one.captures)
+    return {letter for letter, word in (("b", "batch"), ("h", "heads")) if word in declared}
 
 
 def _only(layout: str, kept: str) -> str:
