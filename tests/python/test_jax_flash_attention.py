@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flashlift.jax import flash_attention
+from flashlift.jax import attention, flash_attention
 from test_jax_gradients import assert_gradients, normal
 
 B, SQ, SKV, HQ, HKV, D = 2, 37, 53, 6, 2, 24
@@ -99,6 +99,39 @@ def test_an_array_on_which_the_result_does_not_depend():
         lambda q, k, v, table: plain(q, k, v, keep=KV_POSITIONS != 2)[0] + 0 * table.sum(),
         (*operands(), normal(SKV)),
     )
+
+
+def test_arguments_on_which_the_result_does_not_depend():
+    """Their gradients are 0."""
+    bias, kept = normal(1, HQ, SQ, SKV), jnp.arange(SKV)[None] != 2
+    score = lambda s, b, h, i, j: 0.1 * j
+    check(
+        lambda q, k, v, bias: flash_attention(q, k, v, bias, attention_mask=kept, score_mod=score),
+        lambda q, k, v, bias: plain(0 * q, k, v, 0 * bias + 0.1 * KV_POSITIONS, keep=KV_POSITIONS != 2)[0],
+        (*operands(), bias),
+    )
+    ids = jnp.zeros((B, SQ), jnp.int32), jnp.zeros((B, SKV), jnp.int32)
+    nothing = lambda b, h, i, j: i < 0
+    for arguments in ({"attention_mask": kept}, {"q_segment_ids": ids[0], "kv_segment_ids": ids[1]}):
+        assert not flash_attention(*operands(), **arguments, mask_mod=nothing).any()
+
+
+@pytest.mark.parametrize("by_name", [True, False])
+def test_declared_tensors_that_have_no_effect(by_name):
+    """They may be given, in the order in which the programs read them, or left out."""
+    q, k, v = operands()
+    text = (
+        "bias=f32 mask=bool score_mod(u: f32[heads], t: f32[kv_len]) "
+        "{ %0 = load t[kv]; %1 = load u[h]; %2 = mul %0, %1; return %0 }"
+    )
+    tensors = {
+        "bias": normal(1, 1, 1, 1), "t": normal(SKV), "u": normal(HQ), "mask": jnp.arange(SKV)[None, None, None] != 2,
+    }  # fmt: skip
+    read = {name: tensors[name] for name in ("t", "mask")}
+    ours = lambda given: attention(q, k, v, text, captures=given if by_name else [*given.values()])
+    expected = plain(0 * q, k, v, tensors["t"], keep=KV_POSITIONS != 2)[0]
+    np.testing.assert_allclose(ours(tensors), expected, atol=1e-5)
+    np.testing.assert_allclose(ours(read), expected, atol=1e-5)
 
 
 def test_sinks():

@@ -51,7 +51,7 @@ def test_the_fourth_argument_is_a_bias():
         ((Q[:1], K, V), "expected the same batches in both"),
         ((Q[..., 1:], K, V), "expected the same depth in both"),
         ((Q[:, :, :5], K, V), "query has 5 heads and key 2; expected a number that divides"),
-        ((Q, K[:, :, :0], V[:, :, :0]), "query has 6 heads and key 0"),
+        ((Q, K[:, :, :0], V[:, :, :0]), r"key is float32\[2, 53, 0, 24\], without heads; expected at least one"),
         ((jnp.zeros((1, 2, 1, 257)), jnp.zeros((1, 2, 1, 257)), jnp.zeros((1, 2, 1, 8))), "depth of 257"),
     ],
 )
@@ -256,3 +256,56 @@ def test_words_that_a_call_in_jax_does_not_have(word):
 def test_a_chooser_that_is_none():
     with pytest.raises(flashlift.InvalidArgumentError, match="chooser is 3; expected a ConfigSelectorChain, or None"):
         Executor(3)
+
+
+HEADS = "score_mod(t: f32[heads]) { %0 = load t[h]; %1 = mul score, %0; return %1 }"
+PLANE = "score_mod(t: f32[1|batch,kv_len,3,?]) { %0 = load t[b, kv, h, q]; %1 = mul score, %0; return %1 }"
+
+
+@pytest.mark.parametrize(
+    ("features", "captures", "message"),
+    [
+        (HEADS, [normal(HQ, 1)], r"captured tensor t is float32\[6, 1\]; expected float32 \[6 \(heads\)\]"),
+        (HEADS, [normal(HQ + 1)], r"captured tensor t is float32\[7\]; expected float32 \[6 \(heads\)\]"),
+        (HEADS, {"t": jnp.ones(HQ, jnp.int32)}, r"captured tensor t is int32\[6\]; expected float32 \[6"),
+        (HEADS.replace("heads", "4"), [normal(HQ)], r"t is float32\[6\]; expected float32 \[4\]"),
+        (PLANE, [normal(3, SKV, 3, 1)], r"expected float32 \[1 or 2 \(batch\), 53 \(kv_len\), 3, any\]"),
+        ("segment_ids", {"q_segments": IDS_Q, "kv_segments": IDS_K[:, 1:]}, r"kv_segments is int32\[2, 52\]; expected"),
+        ("mask=bool", [jnp.ones((1, 1, 1, SKV), jnp.int32)], "captured tensor mask is int32.*expected bool"),
+        ("mask=bool mask_mod() { return false }", [jnp.ones(3, bool)], r"tensor mask is bool\[3\]; expected bool"),
+        (HEADS, [object()], "captured tensor t is <object.*expected an array"),
+        (HEADS, [], "captures are 0 tensors; the features read t: expected each of them once"),
+        (HEADS, {"u": normal(HQ)}, "captures are u; the features read t: expected each of them once"),
+        (HEADS, None, "captures is None; expected arrays by name, or a list of arrays"),
+        (HEADS, "t", "captures is 't'; expected arrays by name"),
+        (HEADS, normal(HQ), "captures is float32.*expected arrays by name"),
+    ],
+)
+def test_captured_tensors(features, captures, message):
+    call = lambda q, k, v: attention(q, k, v, features, captures=captures)
+    refused(message, Q, K, V, function=call)
+
+
+def test_sizes_that_are_the_same():
+    features = "cu_seqlens"
+    ends = {"cu_seqlens_q": jnp.arange(3, dtype=jnp.int32), "cu_seqlens_kv": jnp.arange(4, dtype=jnp.int32)}
+    call = lambda q, k, v: attention(q, k, v, features, captures=ends)
+    refused(r"cu_seqlens_kv is int32\[4\]; expected int32 \[3 \(n\)\]", Q[:1], K[:1], V[:1], function=call)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"features": None}, "features is None; expected words of a problem"),
+        ({"features": 3}, "features is 3; expected words of a problem"),
+        ({"features": "sinks=1"}, "features have sinks=1, and the argument sinks is none; expected as many there"),
+        ({"features": "sinks=2", "sinks": jnp.ones((HQ, 1))}, r"have sinks=2.*sinks is float32\[6, 1\]; expected"),
+        ({"implementation": 3}, "implementation is 3; expected its name, or None"),
+    ],
+)
+def test_words(arguments, message):
+    refused(message, Q, K, V, function=lambda q, k, v: attention(q, k, v, **arguments))
+
+
+def test_no_heads():
+    refused(r"query is float32\[2, 37, 0, 24\], without heads; expected at least one", Q[:, :, :0], K, V)

@@ -348,6 +348,24 @@ def test_what_is_computed_again_in_the_backward_pass():
     check(lambda t: lambda s, b, h, q, kv: jax.checkpoint(lambda x, y: jnp.sin(x) * y)(s, t[kv]), None, normal(T))
 
 
+def test_scores_of_integers():
+    """They become floats, as in jax.numpy."""
+    check(lambda: lambda s, b, h, q, kv: (q - kv) * h)
+    given = normal(B, S, H, D), normal(B, T, H, D), normal(B, T, H, D)
+    np.testing.assert_allclose(attention(*given, score_mod=lambda *_: 3), plain(*given, lambda s, *_: 0 * s), atol=1e-5)
+    check(lambda: lambda s, b, h, q, kv: INTEGERS["uint8"][q] - INTEGERS["uint8"][kv])
+
+
+def test_names_of_the_features_are_taken():
+    """Arrays that functions read have names of their own in the problem."""
+    q, k, v = normal(B, S, H, D), normal(B, T, H, D), normal(B, T, H, D)
+    factors, keep = normal(H), jnp.arange(T) % 3
+    mask = "mask_mod(s0: i32[kv_len]) { %0 = load s0[kv]; %1 = lt %0, 2; return %1 }"
+    score = lambda s, b, h, q, kv: s * factors[h]
+    got = attention(q, k, v, mask, captures={"s0": keep}, score_mod=score)
+    np.testing.assert_allclose(got, plain(q, k, v, score, lambda b, h, q, kv: keep[kv] < 2), atol=1e-5)
+
+
 def test_without_jit():
     given = normal(B, S, H, D), normal(B, T, H, D), normal(B, T, H, D)
     mod = lambda s, b, h, q, kv: s * 2
@@ -377,6 +395,7 @@ def test_transformations():
             {"score_mod": lambda s, b, h, q, kv: s > 0},
             r"score_mod returns bool\[\]; expected one scalar, the new score",
         ),
+        ({"score_mod": lambda s, b, h, q, kv: True}, r"returns bool\[\]; .* what keeps or masks keys is a mask_mod"),
         ({"mask_mod": lambda b, h, q, kv: q}, r"mask_mod returns int32\[\]; expected one scalar, a bool"),
         ({"score_mod": lambda s, b, h, q, kv: s + DOCUMENTS[b].sum()}, "score_mod computes reduce_sum"),
         ({"score_mod": lambda s, b, h, q, kv: (s + DOCUMENTS[b])[q]}, "expected scalars"),

@@ -9,7 +9,8 @@ import functools
 import inspect
 import itertools
 import json
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Container, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -96,12 +97,17 @@ class _View:
 
 
 def trace_mods(
-    score_mod: Callable[..., Any] | None, mask_mod: Callable[..., Any] | None, sizes: Mapping[str, Any]
+    score_mod: Callable[..., Any] | None,
+    mask_mod: Callable[..., Any] | None,
+    sizes: Mapping[str, Any],
+    features: str = "",
 ) -> list[Traced]:
-    """Traces the mods that were given. sizes: those of a problem; with jax.export, some may be unknown."""
+    """Traces the mods that were given. sizes: those of a problem; with jax.export, some may be unknown. features: other
+    text of the problem, whose names are taken."""
     named = {"batch": sizes["batch"], "heads": sizes["q_heads"], "q_len": sizes["q_len"], "kv_len": sizes["kv_len"]}
     given = (("score_mod", score_mod), ("mask_mod", mask_mod))
-    return [_trace(kind, function, named) for kind, function in given if function is not None]
+    taken = frozenset(re.findall(r"\w+", features))
+    return [_trace(kind, function, named, taken) for kind, function in given if function is not None]
 
 
 def counted_from(kind: str, function: Callable[..., Any], first: Sequence[Any]) -> Callable[..., Any]:
@@ -131,7 +137,7 @@ def capped_before(score_mod: Callable[..., Any], cap: float) -> Callable[..., An
     return run
 
 
-def _trace(kind: str, function: Callable[..., Any], sizes: dict[str, Any]) -> Traced:
+def _trace(kind: str, function: Callable[..., Any], sizes: dict[str, Any], taken: Container[str]) -> Traced:
     """kind: score_mod or mask_mod. sizes: of batch, heads, q_len and kv_len."""
     inputs = _INPUTS[kind]
     scalars = [jax.ShapeDtypeStruct((), jnp.float32 if name == "score" else jnp.int32) for name in inputs]
@@ -142,12 +148,11 @@ def _trace(kind: str, function: Callable[..., Any], sizes: dict[str, Any]) -> Tr
     out = closed.out_avals
     if len(out) != 1 or out[0].shape != () or (out[0].dtype == jnp.bool_) != (kind == "mask_mod"):
         came = ", ".join(f"{one.dtype}{list(one.shape)}" for one in out) or "nothing"
-        raise InvalidArgumentError(
-            f"{kind} returns {came}; expected one scalar, {'a bool' if kind == 'mask_mod' else 'the new score'}"
-        )
-    tracing = _Tracing(kind, sizes)
+        expected = "a bool" if kind == "mask_mod" else "the new score; what keeps or masks keys is a mask_mod"
+        raise InvalidArgumentError(f"{kind} returns {came}; expected one scalar, {expected}")
+    tracing = _Tracing(kind, sizes, taken)
     result = tracing.run(closed.jaxpr, closed.consts, [_Value(name) for name in inputs])[0]
-    return tracing.finish(result)
+    return tracing.finish(result, out[0].dtype)
 
 
 def _jaxpr_of(kind: str, function: Callable[..., Any], scalars: Sequence[Any]) -> Any:
@@ -189,8 +194,9 @@ def _check_takes(kind: str, function: Callable[..., Any]) -> None:
 
 
 class _Tracing:
-    def __init__(self, kind: str, sizes: dict[str, Any]) -> None:
+    def __init__(self, kind: str, sizes: dict[str, Any], taken: Container[str]) -> None:
         self.kind = kind
+        self.taken = taken
         self.sizes = sizes
         self.lines: list[tuple[str, str, tuple[str, ...]]] = []
         self.loads: dict[str, list[tuple[str, ...]]] = {}
@@ -207,7 +213,9 @@ class _Tracing:
             values |= dict(zip(equation.outvars, results, strict=True))
         return [_literal(one) if isinstance(one, Literal) else values[one] for one in jaxpr.outvars]
 
-    def finish(self, result: Any) -> Traced:
+    def finish(self, result: Any, dtype: Any) -> Traced:
+        if jnp.issubdtype(dtype, jnp.integer):
+            result = self._converted(result, dtype, np.dtype(np.float32))
         returned = self._text(result)
         used, kept = {returned}, []
         for name, line, operands in reversed(self.lines):
@@ -251,7 +259,8 @@ class _Tracing:
 
     def _load(self, array: Any, indices: tuple[str, ...]) -> _Value:
         known = next((name for name, one in self.captures.items() if one is array), None)
-        name = known or f"{self.kind[0]}{len(self.captures)}"
+        free = (f"{self.kind[0]}{i}" for i in itertools.count())
+        name = known or next(one for one in free if one not in self.captures and one not in self.taken)
         if array.dtype.name not in _DTYPES:
             raise UnsupportedError(
                 f"{self.kind} reads an array of {array.dtype}; expected {', '.join(_DTYPES)}: cast it"
@@ -475,7 +484,7 @@ class _Tracing:
 
     def _converted(self, value: Any, from_: Any, to: Any) -> Any:
         if not isinstance(value, _Value):
-            return jnp.asarray(value).astype(to)
+            return _cast(value, to) if isinstance(value, np.ndarray) else jnp.asarray(value).astype(to)
         if from_.name == "float64":  # a weak float64, see above
             from_ = np.dtype(np.float32)
         if from_ == to:

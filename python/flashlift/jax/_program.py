@@ -160,8 +160,9 @@ def evaluate(
         operands = [value(one) for one in step.operands]
         if step.operation == "load":
             element = _loaded(captures[step.tensor or ""], operands)
-            is_cut = kept is not None and jnp.issubdtype(element.dtype, jnp.floating)
-            values[step.name] = jnp.where(kept, element, 0) if is_cut else element
+            if kept is not None and jnp.issubdtype(element.dtype, jnp.floating):
+                element = jnp.where(kept, element, 0)
+            values[step.name] = element
         elif step.operation == "search":
             values[step.name] = _searched(captures[step.tensor or ""], operands[0])
         else:

@@ -3,6 +3,7 @@
 Each gives what the call needs, or says what was expected, what came and what to do.
 """
 
+from flashlift.jax._arguments.captures import captured_tensors
 from flashlift.jax._arguments.operands import check_dtype, check_operands, check_platform, check_precision, check_sinks
 from flashlift.jax._arguments.planes import as_bias, as_flax_mask, bias_plane, mask_plane
 from flashlift.jax._arguments.seeds import seed_words
@@ -30,6 +31,7 @@ __all__ = [
     "band_words",
     "bias_plane",
     "cap_program",
+    "captured_tensors",
     "check_dtype",
     "check_flag",
     "check_operands",

@@ -44,7 +44,10 @@ def check_operands(names: tuple[str, str, str], q: jax.Array, k: jax.Array, v: j
             raise InvalidArgumentError(
                 f"{q_name} is {described(q)} and {k_name} is {described(k)}; expected the same {what} in both"
             )
-    if of_k["h"] == 0 or of_q["h"] % of_k["h"] != 0:
+    for name, array, letters in ((q_name, q, of_q), (k_name, k, of_k)):
+        if letters["h"] == 0:
+            raise InvalidArgumentError(f"{name} is {described(array)}, without heads; expected at least one")
+    if of_q["h"] % of_k["h"] != 0:
         raise InvalidArgumentError(
             f"{q_name} has {of_q['h']} heads and {k_name} {of_k['h']}; expected a number that divides the query's heads"
         )
