@@ -49,6 +49,8 @@ def test_the_residual():
             np.testing.assert_allclose(one, other, atol=1e-5)
     lse = dot_product_attention(*given, query_seq_lengths=LENGTHS_Q, return_residual=True)[1]
     assert jnp.array_equal(jnp.isneginf(lse).any(-1), jnp.arange(T)[None] >= LENGTHS_Q[:, None])
+    no_keys = dot_product_attention(*given, mask=jnp.zeros((1, 1, 1, 1), bool), return_residual=True)[1]
+    assert jnp.isneginf(no_keys).all()  # docs/jax.md names this difference
     of_lse = jax.grad(lambda q: dot_product_attention(q, *given[1:], return_residual=True)[1].sum())
     assert not of_lse(given[0]).any()  # a constant there, too
 
