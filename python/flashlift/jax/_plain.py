@@ -1,12 +1,13 @@
 """One attention in plain JAX, with all scores in memory: for derivatives that no kernel computes."""
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
 
 from flashlift._errors import UnsupportedError
+from flashlift._problem import Problem
 from flashlift.jax._call import Call, expanded
 from flashlift.jax._program import evaluate, parse
 
@@ -22,25 +23,7 @@ def plain(call: Call, *operands: jax.Array) -> list[jax.Array]:
     q, k, v = (_as_bhsd(call.layout, one) for one in operands[:3])
     k, v = (jnp.repeat(one, q.shape[1] // one.shape[1], axis=1) for one in (k, v))
     captures = dict(zip(call.capture_names, operands[3:], strict=False))
-    shape = (*q.shape[:3], k.shape[2])
-    inputs = {
-        name: jax.lax.broadcasted_iota(jnp.int32, [n if i == axis else 1 for i in range(4)], axis)
-        for axis, (name, n) in enumerate(zip(("b", "h", "q", "kv"), shape, strict=True))
-    }
-    inputs |= {"q_len": jnp.int32(shape[2]), "kv_len": jnp.int32(shape[3])}
-    kept = jnp.ones(shape, bool)
-    if problem.mask_mod:
-        kept = jnp.broadcast_to(evaluate(parse(problem.mask_mod), inputs, captures), shape)
-    # Scores mask pairs, too. Nothing of masked pairs may reach a derivative, so that these scores have none.
-    exact, fixed = jax.lax.stop_gradient((_product("bhqd,bhkd->bhqk", q, k) * problem.words["scale"], captures))
-    change = functools.partial(evaluate, parse(problem.score_mod)) if problem.score_mod else None
-    kept &= (change(inputs | {"score": exact}, fixed) if change else exact) != -jnp.inf
-    # A product multiplies what is masked by 0, which gives NaN for NaN and infinities.
-    seen_q, seen_k = kept.any(axis=3)[..., None], kept.any(axis=2)[..., None]
-    q, k, own_v = (jnp.where(seen, _finite(one), 0) for seen, one in ((seen_q, q), (seen_k, k), (seen_k, v)))
-    scores = _product("bhqd,bhkd->bhqk", q, k) * problem.words["scale"] + jnp.where(jnp.isfinite(exact), 0, exact)
-    if change:
-        scores = jnp.broadcast_to(change(inputs | {"score": jnp.where(kept, scores, 0)}, captures, kept), shape)
+    kept, scores = _scores(problem, q, k, captures)
     sinks = None if call.sinks is None else operands[call.sinks]
 
     # A row without keys has no largest score; then 0 is subtracted.
@@ -58,7 +41,8 @@ def plain(call: Call, *operands: jax.Array) -> list[jax.Array]:
         shaped = sinks[None, :, None] if sinks.ndim == 2 else sinks
         total += jnp.sum(jnp.exp(shaped - largest), axis=-1, keepdims=True)
     total = jnp.where(is_empty, 1, total)
-    out = jnp.where(seen_q, _product("bhqk,bhkd->bhqd", weights, own_v) + _infinities(kept, v), 0)
+    out = _product("bhqk,bhkd->bhqd", weights, _seen(kept, 2, v)) + _infinities(kept, v)
+    out = jnp.where(kept.any(axis=3)[..., None], out, 0)
     if "unnormalized" not in problem.words:
         out = out / total
     rows = problem.words.get("empty_rows", "zero")
@@ -70,6 +54,38 @@ def plain(call: Call, *operands: jax.Array) -> list[jax.Array]:
 
 
 _product = functools.partial(jnp.einsum, precision=jax.lax.Precision.HIGHEST)
+
+
+def _scores(
+    problem: Problem, q: jax.Array, k: jax.Array, captures: Mapping[str, jax.Array]
+) -> tuple[jax.Array, jax.Array]:
+    """Which pairs of queries and keys are kept, and their scores, whose derivatives take nothing from other pairs."""
+    shape = (*q.shape[:3], k.shape[2])
+    inputs = {
+        name: jax.lax.broadcasted_iota(jnp.int32, [n if i == axis else 1 for i in range(4)], axis)
+        for axis, (name, n) in enumerate(zip(("b", "h", "q", "kv"), shape, strict=True))
+    }
+    inputs |= {"q_len": jnp.int32(shape[2]), "kv_len": jnp.int32(shape[3])}
+    kept = jnp.ones(shape, bool)
+    if problem.mask_mod:
+        kept = jnp.broadcast_to(evaluate(parse(problem.mask_mod), inputs, captures), shape)
+    # Scores mask pairs, too. Nothing of masked pairs may reach a derivative, so that these scores have none.
+    exact, fixed = jax.lax.stop_gradient((_product("bhqd,bhkd->bhqk", q, k) * problem.words["scale"], captures))
+    change = functools.partial(evaluate, parse(problem.score_mod)) if problem.score_mod else None
+    kept &= (change(inputs | {"score": exact}, fixed) if change else exact) != -jnp.inf
+    own_q, own_k = _seen(kept, 3, q), _seen(kept, 2, k)
+    scores = _product("bhqd,bhkd->bhqk", own_q, own_k) * problem.words["scale"] + jnp.where(
+        jnp.isfinite(exact), 0, exact
+    )
+    if change:
+        scores = jnp.broadcast_to(change(inputs | {"score": jnp.where(kept, scores, 0)}, captures, kept), shape)
+    return kept, scores
+
+
+def _seen(kept: jax.Array, over: int, rows: jax.Array) -> jax.Array:
+    """The rows that a pair keeps, with 0 for NaN and infinities, and 0 for the other rows: a product multiplies what is
+    masked by 0, which gives NaN for these. over: the dimension of pairs that is not one of rows."""
+    return jnp.where(kept.any(axis=over)[..., None], _finite(rows), 0)
 
 
 @jax.custom_jvp
