@@ -52,6 +52,8 @@ struct Judgement {
 //   row      at most (3 + chance) x eager's worst row, and a unit in the last place of the row's own largest value. The
 //            rows that count for eager's are those of up to twice the size, at least half of them: the short rows of a
 //            causal mask have large values with large errors, in which a long row of zeros would go unseen
+// NaN and infinities must be where the oracle has them, except in a sum whose terms are together beyond f32's range: in
+// some orders of addition, its partial sums are infinite although the sum is not.
 // Each allows a few f32 roundings of the terms besides, since sums may cancel, in eager maths too; and 64 times the
 // smallest normal f32, which processors' bf16 products flush to zero.
 Judgement judge(const Subject& subject);

@@ -312,6 +312,29 @@ TEST(JudgeOfSmallNumbers, AllowsWhatProcessorsFlushToZero) {
   }
 }
 
+// Partial sums of terms that are together beyond f32's range may be infinite; those of smaller terms may not.
+TEST(JudgeOfLargeNumbers, AllowsPartialSumsToOverflow) {
+  const std::vector<double> want = {2.5e38};
+  const std::vector<float> eager = {2.5e38f};
+  for (const auto& [terms, right] : {std::pair{4e38, true}, {3e38, false}}) {
+    const std::vector<double> magnitudes = {terms};
+    float got = INFINITY;
+    const TensorView view = dense_view(&got, DType::kF32, std::vector<int64_t>{1});
+    const auto judge = [&] {
+      return problem::judge({.name = "d_bias",
+                             .got = view,
+                             .want = want,
+                             .eager = eager,
+                             .magnitudes = magnitudes,
+                             .row_width = 1,
+                             .samples = 1});
+    };
+    EXPECT_EQ(judge().ok, right) << terms;
+    got = -2.5e38f;
+    EXPECT_FALSE(judge().ok) << "a finite number must be right";
+  }
+}
+
 // Errors of equal size in `inexact` rows of 400; eager attention's errors are two thirds as large.
 Judgement judge_rows_in_error(size_t inexact) {
   const std::vector<double> want(400);
