@@ -45,7 +45,7 @@ def bind(text, q, k, v, captures=(), d_out=None):
     # As the PyTorch front end does.
     attention = flashlift.compile(text + " lse residual", device="cuda", implementation=forward.IMPLEMENTATION)
     out = torch.empty((*q.shape[:3], v.shape[3]), device="cuda", dtype=q.dtype)
-    residual = torch.empty_like(out)
+    residual = torch.empty_like(out, dtype=torch.int8)
     lse = torch.empty(q.shape[:3], device="cuda", dtype=torch.float32)
     attention.bind(q, k, v, out, captures=captures, lse=lse, residual=residual)()
     d_out = torch.randn_like(out) if d_out is None else d_out

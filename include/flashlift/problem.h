@@ -50,7 +50,7 @@ struct Problem {
   EmptyRows empty_rows = EmptyRows::kZero;
   bool want_lse = false;      // f32 [batch, q_heads, q_len]
   bool want_row_max = false;  // f32 [batch, q_heads, q_len]: the largest score without sinks; -inf without a key
-  // The rounding error of out, in out's dtype and shape. With it, a backward pass is as exact as with an f32 output.
+  // The rounding error of out, in one byte. With it, a backward pass is as exact as with an f32 output.
   bool want_residual = false;
   bool normalize = true;  // false: the output is not divided by the row sum
   // False: d_q may have other bits in each call, where that is faster. Everything else has the same bits in any case.
@@ -87,7 +87,7 @@ struct AttentionArguments {
   std::optional<TensorView> sinks;     // f32 [q_heads, sinks], or [sinks] for all heads, if Problem::sinks > 0
   std::optional<TensorView> lse;       // f32 [batch, q_heads, q_len], if Problem::want_lse
   std::optional<TensorView> row_max;   // f32 [batch, q_heads, q_len], if Problem::want_row_max
-  std::optional<TensorView> residual;  // of out's dtype, shape and strides, if Problem::want_residual
+  std::optional<TensorView> residual;  // i8 of out's shape and strides, if Problem::want_residual
   // i32 [batch, pages of a sequence], if Problem::page_size > 0. Entries of masked keys may hold anything.
   std::optional<TensorView> page_table;
   uint64_t dropout_seed = 0;  // another seed, other keys; unused without dropout, or with a keep mask

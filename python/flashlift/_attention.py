@@ -167,7 +167,7 @@ class Attention:
         out = np.empty((*q.shape[:3], v.shape[3]), numpy_type(self._info.out_dtype))
         lse = np.empty(q.shape[:3], np.float32) if self._info.want_lse else None
         row_max = np.empty(q.shape[:3], np.float32) if self._info.want_row_max else None
-        residual = np.empty_like(out) if self._info.want_residual else None
+        residual = np.empty(out.shape, np.int8) if self._info.want_residual else None
         self.bind(
             q,
             k,
@@ -206,7 +206,7 @@ class Attention:
         """Prepares a call that writes into `out` (and `lse`, `row_max`, `residual`). You can run it any number of
         times.
 
-        residual has out's element type, shape and strides."""
+        residual is int8 and has out's shape and strides."""
         more = {"sinks": sinks, "lse": lse, "row_max": row_max, "page_table": page_table, "residual": residual}
         more |= {"dropout_words": dropout_words, "keep_mask": keep_mask}
         return BoundAttention(self, q, k, v, out, self._in_order(captures), more, dropout_seed, writes=True)

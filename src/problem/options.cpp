@@ -59,9 +59,8 @@ constexpr Option kOptions[] = {
      .value_in = [](const Problem& p) { return flag(p.want_row_max); }},
     {.word =
          {.name = "residual",
-          .doc =
-              "also return the output's rounding error to 16 bits, in the output's dtype and shape; the backward pass "
-              "on GPUs then needs fewer products"},
+          .doc = "also return the output's rounding error to 16 bits, int8 in the output's shape; the backward pass on "
+                 "GPUs then needs fewer products"},
      .set = [](Problem& p, const Given&) { p.want_residual = true; },
      .value_in = [](const Problem& p) { return flag(p.want_residual); }},
     {.word = {.name = "nondeterministic",

@@ -260,7 +260,7 @@ Status verify_residual(const Problem& p, const AttentionArguments& arguments, st
   if (!arguments.residual) {
     return {};
   }
-  FLASHLIFT_RETURN_IF_ERROR(problem::verify_output({"residual", *arguments.residual, p.out_dtype, shape}));
+  FLASHLIFT_RETURN_IF_ERROR(problem::verify_output({"residual", *arguments.residual, DType::kI8, shape}));
   for (int d = 0; d < 4; ++d) {
     if (arguments.residual->sizes[d] > 1 && arguments.residual->strides[d] != arguments.out.strides[d]) {
       return invalid_argument("residual has stride {} in dimension {}; expected out's, which is {}",

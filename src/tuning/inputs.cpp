@@ -119,7 +119,8 @@ double bytes_of(DType dtype, const std::vector<int64_t>& shape) {
 double tensor_bytes(const Problem& p) {
   return bytes_of(p.dtype, {p.batch, p.q_heads, p.q_len, p.head_dim}) +
          bytes_of(p.dtype, {p.batch, p.kv_heads, p.kv_len, p.head_dim + p.value_dim}) +
-         bytes_of(p.out_dtype, {p.batch, p.q_heads, p.q_len, p.value_dim}) * (p.want_residual ? 2 : 1) +
+         bytes_of(p.out_dtype, {p.batch, p.q_heads, p.q_len, p.value_dim}) +
+         (p.want_residual ? bytes_of(DType::kI8, {p.batch, p.q_heads, p.q_len, p.value_dim}) : 0) +
          bytes_of(DType::kF32, {p.batch, p.q_heads, p.q_len}) * (1 + (p.want_row_max ? 1 : 0)) +
          bytes_of(DType::kF32, {p.q_heads, p.sinks}) +
          (p.keep_mask ? bytes_of(DType::kBool, {p.batch, p.q_heads, p.q_len, p.kv_len}) : 0) +
@@ -236,7 +237,7 @@ Result<Inputs> Inputs::draw(const Problem& p, uint64_t seed, Layout layout) {
     arguments.lse = inputs.allocate(DType::kF32, {p.batch, p.q_heads, p.q_len});
   }
   if (p.want_residual) {
-    arguments.residual = tensor(p.out_dtype, p.batch, p.q_heads, p.q_len, p.value_dim);
+    arguments.residual = tensor(DType::kI8, p.batch, p.q_heads, p.q_len, p.value_dim);
   }
   if (p.want_row_max) {
     arguments.row_max = inputs.allocate(DType::kF32, {p.batch, p.q_heads, p.q_len});

@@ -110,7 +110,7 @@ void make_pages(const Problem& p, AttentionArguments& views, Random& random, con
 }
 
 // A tensor of the shape and the strides of another, in memory of its own.
-TensorView with_strides_of(const TensorView& other, const MakeTensor& make) {
+TensorView with_strides_of(const TensorView& other, DType dtype, const MakeTensor& make) {
   int64_t lowest = 0;
   int64_t highest = 0;
   for (int d = 0; d < other.rank; ++d) {
@@ -118,11 +118,11 @@ TensorView with_strides_of(const TensorView& other, const MakeTensor& make) {
     (reach < 0 ? lowest : highest) += reach;
   }
   const int64_t count = highest - lowest + 1;
-  const TensorView memory = make(other.dtype, {count}, false);
+  const TensorView memory = make(dtype, {count}, false);
   const int64_t first = memory.strides[0] < 0 ? memory.strides[0] * (count - 1) : 0;
   TensorView view = other;
-  view.data =
-      static_cast<std::byte*>(memory.data) + (first - lowest) * static_cast<int64_t>(size_in_bytes(other.dtype));
+  view.dtype = dtype;
+  view.data = static_cast<std::byte*>(memory.data) + (first - lowest) * static_cast<int64_t>(size_in_bytes(dtype));
   return view;
 }
 
@@ -155,7 +155,7 @@ void make_all(const Problem& p, AttentionArguments& views, Random& random, const
     views.lse = make(DType::kF32, {p.batch, p.q_heads, p.q_len}, false);
   }
   if (p.want_residual) {
-    views.residual = with_strides_of(views.out, make);
+    views.residual = with_strides_of(views.out, DType::kI8, make);
   }
   if (p.want_row_max) {
     views.row_max = make(DType::kF32, {p.batch, p.q_heads, p.q_len}, false);

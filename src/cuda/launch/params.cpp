@@ -50,6 +50,11 @@ bool has_vector_rows(const TensorView& view) {
   return fits;
 }
 
+bool has_vector_rows(const TensorView& out, const std::optional<TensorView>& residual) {
+  constexpr uintptr_t kPiece = 8;  // bytes of the residual beside 16 of the output
+  return has_vector_rows(out) && (!residual || reinterpret_cast<uintptr_t>(residual->data) % kPiece == 0);
+}
+
 Status fill_params(const Problem& problem, const AttentionArguments& arguments, ForwardParams& params) {
   params.q = arguments.q.data;
   params.k = arguments.k.data;
@@ -107,7 +112,7 @@ Status fill_params(const Problem& problem, const AttentionArguments& arguments, 
   params.vector_q = has_vector_rows(arguments.q);
   params.vector_k = has_vector_rows(arguments.k);
   params.vector_v = has_vector_rows(arguments.v);
-  params.vector_out = has_vector_rows(arguments.out) && (!arguments.residual || has_vector_rows(*arguments.residual));
+  params.vector_out = has_vector_rows(arguments.out, arguments.residual);
   return fill_captures(arguments.captures, params);
 }
 

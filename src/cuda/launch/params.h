@@ -1,6 +1,8 @@
 // Parameters that all kernels share.
 #pragma once
 
+#include <optional>
+
 #include "cuda/kernels/common/forward_params.h"
 #include "flashlift/problem.h"
 
@@ -10,6 +12,8 @@ Strides strides_of(const TensorView& view);  // of a tensor of rank 4
 
 // Whether 16-byte copies can read the tensor's rows.
 bool has_vector_rows(const TensorView& view);
+// The same of an output, and whether 8-byte copies can access the rows of its residual, which has the same strides.
+bool has_vector_rows(const TensorView& out, const std::optional<TensorView>& residual);
 
 // Fills in all parameters that do not depend on a kernel's tiles and memory. `arguments` are verified. Errors:
 // kUnsupported for captured tensors that need more than 32-bit indices.

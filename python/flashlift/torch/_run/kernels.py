@@ -133,7 +133,7 @@ def _run(plan: _Plan, call: Call) -> Results:
     out = empty(plan.out_shape, out_strides, plan.out_dtype)
     lse = empty(plan.rows, plan.dense_rows, torch.float32)
     row_max = empty(plan.rows, plan.dense_rows, torch.float32) if call.want_max else empty(*_NOTHING, torch.float32)
-    residual = empty(plan.out_shape, out_strides, plan.out_dtype) if call.want_residual else empty(*_NOTHING, out.dtype)
+    residual = empty(*((plan.out_shape, out_strides) if call.want_residual else _NOTHING), torch.int8)
     given = out, lse, row_max if call.want_max else None, residual if call.want_residual else None
     if takes_objects():
         run_on_objects(plan.attention, _options_of_cpu(query), call, given)
@@ -186,7 +186,8 @@ def empty_results(call: Call) -> Results:
     out = _empty_in_order_of(query, (*rows, call.value.shape[3]), dtype)
     lse = query.new_empty(rows, dtype=torch.float32)
     row_max = query.new_empty(rows if call.want_max else (0,), dtype=torch.float32)
-    return out, lse, row_max, torch.empty_like(out) if call.want_residual else out.new_empty(0)
+    residual = torch.empty_like(out, dtype=torch.int8) if call.want_residual else out.new_empty(0, dtype=torch.int8)
+    return out, lse, row_max, residual
 
 
 def _empty_in_order_of(tensor: torch.Tensor, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:

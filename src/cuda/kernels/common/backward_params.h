@@ -55,7 +55,8 @@ struct RowTiles {
   // Also if it is NaN, and the row may only be one without keys (`empty_rows=nan`): its scores tell.
   int* any_large;
   int* any_empty;  // becomes 1 if some row has no keys
-  // What rounding took from the output, with the output's type and strides; null: unknown. Read by the preprocess.
+  // What rounding took from the output (residual.cuh), with the output's strides; null: unknown. The preprocess reads
+  // it.
   const void* out_residual;
   // The preprocess clears the integers, `cleared` of them from next_block on. Of the fused kernels, but for next_block.
   int* next_block;      // [kCounters]: tiles of keys or queries that blocks have taken

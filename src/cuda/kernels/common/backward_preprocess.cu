@@ -3,6 +3,9 @@
 #include "bounds.cuh"
 #include "cuda/kernels/common/captures.cuh"
 #include "cuda/kernels/common/rows.cuh"
+#if !FL_OUT_F32
+#include "cuda/kernels/common/residual.cuh"
+#endif
 
 namespace flashlift::cuda {
 namespace {
@@ -134,6 +137,26 @@ __device__ __forceinline__ TileRows rows_of_thread(const ForwardParams& params, 
   return {tile, within, b, head % params.q_heads, q, min(max((after + kRowsApart - 1) / kRowsApart, 0), kRows)};
 }
 
+// Adds the products of a thread's elements of d_out and factor(row, piece, element).
+template <typename Factor>
+__device__ __forceinline__ void add_products(const Factor& factor, const Piece<DOutBits> (&d_out)[kRows][kPieces],
+                                             float (&sums)[kRows]) {
+  const int lane = static_cast<int>(threadIdx.x) % FL_ROW_THREADS;
+#pragma unroll
+  for (int i = 0; i < kRows; ++i) {
+#pragma unroll
+    for (int j = 0; j < kPieces; ++j) {
+      float sum = 0.0f;
+#pragma unroll
+      for (int e = 0; e < kPiece; ++e) {
+        sum = fmaf(factor(i, j, e), DOutElement::scalar(d_out[i][j].elements[e]), sum);
+      }
+      const bool exists = kWholePieces || (j * FL_ROW_THREADS + lane) * kPiece < FL_VALUE_DIM;
+      sums[i] += exists ? sum : 0.0f;
+    }
+  }
+}
+
 // This thread's share of <d_out, out> of each row. There is at least one.
 __device__ __forceinline__ void sum_products(const ForwardParams& params, const BackwardParams& backward,
                                              const RowTiles& tiles, const TileRows& rows, float (&sums)[kRows]) {
@@ -141,10 +164,12 @@ __device__ __forceinline__ void sum_products(const ForwardParams& params, const 
   const Strides& d_out_strides = backward.given_d_out_strides;
   const long long at = rows.b * strides.batch + rows.h * strides.head + rows.q * strides.row;
   const OutBits* const out = static_cast<const OutBits*>(params.out) + at;
-  const OutBits* const residual = static_cast<const OutBits*>(tiles.out_residual) + at;
+#if !FL_OUT_F32
+  const signed char* const residual = static_cast<const signed char*>(tiles.out_residual) + at;
+  const bool has_residual = tiles.out_residual != nullptr;
+#endif
   const DOutBits* const d_out = static_cast<const DOutBits*>(backward.given_d_out) + rows.b * d_out_strides.batch +
                                 rows.h * d_out_strides.head + rows.q * d_out_strides.row;
-  const bool has_residual = tiles.out_residual != nullptr;
   const int lane = static_cast<int>(threadIdx.x) % FL_ROW_THREADS;
   if (!tiles.vector_out) {
 #pragma unroll 1
@@ -156,9 +181,11 @@ __device__ __forceinline__ void sum_products(const ForwardParams& params, const 
         const float y =
             DOutElement::scalar(d_out[i * kRowsApart * d_out_strides.row + column * d_out_strides.column]);
         sum = fmaf(OutElement::scalar(out[offset]), y, sum);
+#if !FL_OUT_F32
         if (has_residual) {
-          sum = fmaf(OutElement::scalar(residual[offset]), y, sum);
+          sum = fmaf(residual_at(static_cast<unsigned char>(residual[offset]), 0, out[offset]), y, sum);
         }
+#endif
       }
 #pragma unroll
       for (int j = 0; j < kRows; ++j) {
@@ -185,7 +212,8 @@ __device__ __forceinline__ void sum_products(const ForwardParams& params, const 
       load_piece<false>(y[i][j], d_out + row * d_out_strides.row, columns[j]);
     }
   }
-  Piece<OutBits> rest[kRows][kPieces] = {};
+#if !FL_OUT_F32
+  Piece<signed char> rest[kRows][kPieces] = {};
   if (has_residual) {
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
@@ -196,25 +224,17 @@ __device__ __forceinline__ void sum_products(const ForwardParams& params, const 
       }
     }
   }
-  const auto add = [&](const Piece<OutBits>(&factors)[kRows][kPieces]) {
-#pragma unroll
-    for (int i = 0; i < kRows; ++i) {
-#pragma unroll
-      for (int j = 0; j < kPieces; ++j) {
-        float sum = 0.0f;
-#pragma unroll
-        for (int e = 0; e < kPiece; ++e) {
-          sum = fmaf(OutElement::scalar(factors[i][j].elements[e]), DOutElement::scalar(y[i][j].elements[e]), sum);
-        }
-        const bool exists = kWholePieces || (j * FL_ROW_THREADS + lane) * kPiece < FL_VALUE_DIM;
-        sums[i] += exists ? sum : 0.0f;
-      }
-    }
-  };
-  add(x);
+#endif
+  add_products([&](int i, int j, int e) { return OutElement::scalar(x[i][j].elements[e]); }, y, sums);
+#if !FL_OUT_F32
   if (has_residual) {
-    add(rest);
+    const auto factor = [&](int i, int j, int e) {
+      const uint2 eight = rest[i][j].vectors[0];
+      return residual_at(e < 4 ? eight.x : eight.y, e % 4, x[i][j].elements[e]);
+    };
+    add_products(factor, y, sums);
   }
+#endif
 }
 
 }  // namespace

@@ -7,6 +7,9 @@
 #include "cuda/kernels/common/dropout.cuh"
 #include "cuda/kernels/common/keys.cuh"
 #include "cuda/kernels/common/mods.cuh"
+#if FL_WANT_RESIDUAL
+#include "cuda/kernels/common/residual.cuh"
+#endif
 
 namespace flashlift::cuda {
 
@@ -203,6 +206,60 @@ __device__ __forceinline__ void store_row(const float (&accumulator)[kCount], vo
 #endif
 }
 
+#if FL_WANT_RESIDUAL
+// Of two neighbours of a row: the low bytes.
+__device__ __forceinline__ u32 residual_pair(float x, float y) {
+  const u32 pair = to_out_pair(x, y);
+  const auto rest = [](float value, u32 bits) { return value - from_out(static_cast<OutElement>(bits)); };
+  return __byte_perm(residual_of(rest(x, pair & 0xffff), pair & 0xffff), residual_of(rest(y, pair >> 16), pair >> 16),
+                     0x0040);
+}
+
+__device__ __forceinline__ void store_global_if(bool condition, void* address, u32 x, u32 y) {
+  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %3, 0;\n@p st.global.v2.b32 [%0], {%1, %2};\n}\n" ::"l"(address), "r"(x),
+               "r"(y), "r"(static_cast<int>(condition))
+               : "memory");
+}
+
+// One row's residuals, like store_row(): 8 bytes at a time, or one by one.
+template <int kCount>
+__device__ __forceinline__ void store_residual(const float (&accumulator)[kCount], const ForwardParams& params, int r,
+                                               int b, int h, int row) {
+  signed char* const residual = static_cast<signed char*>(params.residual) + b * params.out_strides.batch +
+                                h * params.out_strides.head + row * params.out_strides.row;
+  const bool inside = row < params.q_len;
+  const int thread = static_cast<int>(threadIdx.x) % 4;
+  if (FL_OUT_VECTOR || (FL_OUT_MAY_BE_VECTOR && params.vector_out != 0)) {
+#pragma unroll
+    for (int group = 0; group < kCount / 16; ++group) {
+      u32 x[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int j = 4 * group + i;
+        x[i] = residual_pair(accumulator[4 * j + 2 * r], accumulator[4 * j + 2 * r + 1]);
+      }
+      transpose_quad(x);
+      const int column = 8 * (4 * group + thread);
+      store_global_if(inside && column < FL_VALUE_DIM, residual + column, __byte_perm(x[0], x[1], 0x5410),
+                      __byte_perm(x[2], x[3], 0x5410));
+    }
+    return;
+  }
+  u32 pairs[kCount / 4];
+#pragma unroll
+  for (int j = 0; j < kCount / 4; ++j) {
+    pairs[j] = residual_pair(accumulator[4 * j + 2 * r], accumulator[4 * j + 2 * r + 1]);
+  }
+#pragma unroll 1
+  for (int i = 0; i < kCount / 2; ++i) {
+    const int column = i / 2 * 8 + thread * 2 + i % 2;
+    if (inside && column < FL_VALUE_DIM) {
+      residual[column * params.out_strides.column] = static_cast<signed char>(pairs[i / 2] >> (i % 2 * 8));
+    }
+  }
+}
+#endif
+
 __device__ __forceinline__ void store_statistic(float* values, const long long (&strides)[3], int b, int h, int row,
                                                 float value) {
   values[b * strides[0] + h * strides[1] + row * strides[2]] = value;
@@ -251,16 +308,7 @@ __device__ __forceinline__ void write_rows(float (&accumulator)[kCount], const F
     }
     store_row(accumulator, params.out, params, r, rows.b, rows.h[r], row);
 #if FL_WANT_RESIDUAL
-#pragma unroll
-    for (int j = 0; j < kCount / 4; ++j) {
-#pragma unroll
-      for (int c = 0; c < 2; ++c) {
-        float& x = accumulator[4 * j + 2 * r + c];
-        const float rest = x - from_out(to_out(x));
-        x = fabsf(rest) < FL_INFINITY ? rest : 0.0f;  // an infinite or NaN value has no residual
-      }
-    }
-    store_row(accumulator, params.residual, params, r, rows.b, rows.h[r], row);
+    store_residual(accumulator, params, r, rows.b, rows.h[r], row);
 #endif
 #if FL_EMPTY_UNIFORM
     __syncwarp();  // the row's other threads have written their parts

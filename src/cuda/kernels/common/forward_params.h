@@ -51,7 +51,7 @@ struct ForwardParams {
   const void* k;
   const void* v;
   void* out;
-  void* residual;      // of out's type and strides; null unless requested
+  void* residual;      // bytes with out's strides (residual.cuh); null unless requested
   float* lse;          // null unless requested
   float* row_max;      // null unless requested
   const float* sinks;  // null unless the problem has sinks

@@ -99,8 +99,8 @@ void Preprocess::place(const Places& places, CuPointer memory, BackwardCall& cal
                       .rows = statistics_.tile,
                       .tiles = static_cast<int>(tile_count(call.forward, statistics_.tile)),
                       .cleared = static_cast<int>(flag_count(call.forward) - kOwnFlags),
-                      .vector_out = has_vector_rows(arguments.forward.out) && has_vector_rows(arguments.d_out) &&
-                                    (!arguments.forward.residual || has_vector_rows(*arguments.forward.residual))};
+                      .vector_out = has_vector_rows(arguments.forward.out, arguments.forward.residual) &&
+                                    has_vector_rows(arguments.d_out)};
   } else {
     call.backward.rows = at<RowGradient>(memory, places.rows);
   }
