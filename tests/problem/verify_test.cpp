@@ -58,6 +58,19 @@ TEST(VerifyArguments, NamesWhatDoesNotFit) {
   Call folded;  // rows that begin inside other rows
   folded.arguments.out.strides = {96, 24, 4, 1};
   EXPECT_NE(folded.error().find("dimension 2 of an output has stride 4"), std::string::npos) << folded.error();
+  Call residual;
+  residual.problem.out_dtype = DType::kBF16;
+  residual.problem.want_residual = true;
+  residual.arguments.out.dtype = DType::kBF16;
+  EXPECT_EQ(residual.error(), "the problem asks for residual, but the call lacks it");
+  residual.arguments.residual = residual.arguments.out;
+  EXPECT_EQ(residual.error(), "residual: expected i8[2,4,3,8], got bf16[2,4,3,8]");
+  residual.arguments.residual = residual.tensor({2, 4, 3, 8}, DType::kI8);
+  EXPECT_EQ(residual.error(), "");
+  residual.arguments.residual = transposed(residual.tensor({2, 3, 4, 8}, DType::kI8), 1, 2);
+  EXPECT_NE(residual.error().find("residual has stride 8 in dimension 1; expected out's, which is 24"),
+            std::string::npos)
+      << residual.error();
   Call surplus_lse;
   surplus_lse.arguments.lse = surplus_lse.tensor({2, 4, 3});
   EXPECT_EQ(surplus_lse.error(), "the problem has not an lse output, but the call gives one");

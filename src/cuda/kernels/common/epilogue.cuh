@@ -245,16 +245,17 @@ __device__ __forceinline__ void store_residual(const float (&accumulator)[kCount
     }
     return;
   }
-  u32 pairs[kCount / 4];
+  float x[kCount / 2];
 #pragma unroll
-  for (int j = 0; j < kCount / 4; ++j) {
-    pairs[j] = residual_pair(accumulator[4 * j + 2 * r], accumulator[4 * j + 2 * r + 1]);
+  for (int i = 0; i < kCount / 2; ++i) {
+    x[i] = accumulator[i / 2 * 4 + 2 * r + i % 2];
   }
-#pragma unroll 1
+#pragma unroll 1  // small code: see store_elements()
   for (int i = 0; i < kCount / 2; ++i) {
     const int column = i / 2 * 8 + thread * 2 + i % 2;
     if (inside && column < FL_VALUE_DIM) {
-      residual[column * params.out_strides.column] = static_cast<signed char>(pairs[i / 2] >> (i % 2 * 8));
+      const OutElement y = to_out(x[i]);
+      residual[column * params.out_strides.column] = static_cast<signed char>(residual_of(x[i] - from_out(y), y));
     }
   }
 }
