@@ -32,7 +32,7 @@ extern "C" {
 #endif
 
 /* Grows when functions or fields are added; nothing is removed without a new soname. */
-#define FLASHLIFT_API_VERSION 9
+#define FLASHLIFT_API_VERSION 10
 
 /* The FLASHLIFT_API_VERSION that the library was built with. */
 int32_t flashlift_api_version(void);
@@ -241,8 +241,9 @@ typedef struct FlashliftArguments {
                                  [pages, kv_heads, page_size, dim] */
   uint64_t dropout_seed;      /* determines the keys that dropout drops */
   /* since version 6 */
-  const DLTensor* residual;  /* the rounding error of out, int8 of out's shape and strides: the forward call writes it,
-                                the  backward call reads it; NULL if the problem does not have it */
+  const DLTensor* residual;  /* the rounding error of out, int8 (before version 10: out's dtype) of out's shape and
+                                strides: the forward call writes it, the backward call reads it; NULL if the problem
+                                does not have it */
   const DLTensor* keep_mask; /* bool [batch, q_heads, q_len, kv_len], each size may be 1 instead: the kept keys, for a
                                 problem with a keep_mask */
   /* since version 9 */

@@ -30,7 +30,7 @@ from typing import Any
 from flashlift._errors import BY_CODE, InternalError, InvalidArgumentError
 
 _FOLDER = Path(__file__).parent / "lib"
-_API_VERSION = 9
+_API_VERSION = 10
 
 
 class DLDevice(Structure):
