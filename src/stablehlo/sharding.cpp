@@ -214,9 +214,17 @@ void Annotations::open(Module& module) {
     mlir::OpBuilder builder(annotation);
     mlir::Operation* placeholder = mlir::UnrealizedConversionCastOp::create(
         builder, annotation->getLoc(), mlir::TypeRange(operand.getType()), mlir::ValueRange());
-    Opened opened{.annotation = annotation, .placeholder = placeholder, .uses = {}};
+    Opened opened{.annotation = annotation,
+                  .placeholder = placeholder,
+                  .uses = {},
+                  .operand = Original(operand),
+                  .reshaped = {},
+                  .type = operand.getType()};
+    if (mlir::Operation* reshape = defining(operand, OpKind::kReshape)) {
+      opened.reshaped.emplace(reshape->getOperand(0));
+    }
     for (mlir::OpOperand& use : result.getUses()) {
-      opened.uses.push_back({use.getOwner(), use.getOperandNumber()});
+      opened.uses.push_back({use.getOwner(), use.getOperandNumber(), !use.getOwner()->use_empty()});
     }
     if (const mlir::Attribute sharding = annotation->getAttr("sharding")) {
       known_[operand] = sharding;
@@ -227,12 +235,17 @@ void Annotations::open(Module& module) {
   }
 }
 
+// Whether the user is erased, or nothing reads its result, since the call reads the value itself.
+bool Annotations::is_replaced(const Use& use, const llvm::DenseSet<mlir::Operation*>& erased) {
+  return erased.contains(use.user) || (use.was_read && use.user->use_empty());
+}
+
 void Annotations::close(const llvm::DenseSet<mlir::Operation*>& erased) {
   for (const Opened& opened : opened_) {
     // A value that replaced an annotated one, such as the call's result, gets its annotation.
     llvm::SmallVector<std::pair<mlir::Value, mlir::Operation*>> annotated;
     for (const Use& use : opened.uses) {
-      if (erased.contains(use.user) || use.operand >= use.user->getNumOperands()) {
+      if (is_replaced(use, erased) || use.operand >= use.user->getNumOperands()) {
         continue;
       }
       const mlir::Value value = use.user->getOperand(use.operand);
@@ -253,7 +266,65 @@ void Annotations::close(const llvm::DenseSet<mlir::Operation*>& erased) {
       }
       use.user->setOperand(use.operand, known->second->getResult(0));
     }
+    if (annotated.empty()) {
+      annotate_new_uses(opened, erased);
+    }
   }
+}
+
+// If the annotated uses of a value no longer exist, such as the products of an attention: the operations that read it
+// in their place, such as the call, get the annotation. They may read a reshape of their own.
+void Annotations::annotate_new_uses(const Opened& opened, const llvm::DenseSet<mlir::Operation*>& erased) {
+  if (llvm::none_of(opened.uses, [&](const Use& use) { return is_replaced(use, erased); })) {
+    return;
+  }
+  llvm::SmallVector<mlir::OpOperand*> uses = opened.operand.new_uses(erased);
+  mlir::Value value = uses.empty() ? mlir::Value() : uses.front()->get();
+  if (uses.empty() && opened.reshaped) {
+    for (mlir::OpOperand* use : opened.reshaped->new_uses(erased)) {
+      mlir::Operation* const reshape = use->getOwner();
+      if (kind(reshape) == OpKind::kReshape && reshape->getResult(0).getType() == opened.type) {
+        value = reshape->getResult(0);
+        for (mlir::OpOperand& other : value.getUses()) {
+          uses.push_back(&other);
+        }
+        break;
+      }
+    }
+  }
+  if (uses.empty()) {
+    return;
+  }
+  mlir::Operation* const annotation = opened.annotation;
+  annotation->setOperand(0, value);
+  mlir::OpBuilder builder(annotation->getContext());
+  builder.setInsertionPointAfterValue(value);
+  annotation->remove();
+  builder.insert(annotation);
+  for (mlir::OpOperand* use : uses) {
+    use->set(annotation->getResult(0));
+  }
+}
+
+Annotations::Original::Original(mlir::Value of)
+    : value(of), source(of.getDefiningOp() ? of.getDefiningOp() : of.getParentBlock()->getParentOp()) {
+  users.insert(of.user_begin(), of.user_end());
+}
+
+llvm::SmallVector<mlir::OpOperand*> Annotations::Original::new_uses(
+    const llvm::DenseSet<mlir::Operation*>& erased) const {
+  llvm::SmallVector<mlir::OpOperand*> uses;
+  if (erased.contains(source)) {
+    return uses;
+  }
+  mlir::Value read = value;  // MLIR's handles have non-const members
+  for (mlir::OpOperand& use : read.getUses()) {
+    mlir::Operation* const user = use.getOwner();
+    if (!users.contains(user) || erased.contains(user)) {  // (a new one may be where an erased one was)
+      uses.push_back(&use);
+    }
+  }
+  return uses;
 }
 
 void Annotations::remove_unused() {

@@ -62,12 +62,27 @@ class Annotations {
   struct Use {
     mlir::Operation* user;
     unsigned operand;
+    bool was_read;  // did the user have users itself
+  };
+  // A value before the rewrite. It no longer exists if `source` does not.
+  struct Original {
+    mlir::Value value;
+    mlir::Operation* source;                 // has it as its result, or as an argument of its region
+    llvm::DenseSet<mlir::Operation*> users;  // except those of an annotation
+    explicit Original(mlir::Value of);
+    // The uses of it that the rewrite has created.
+    llvm::SmallVector<mlir::OpOperand*> new_uses(const llvm::DenseSet<mlir::Operation*>& erased) const;
   };
   struct Opened {
     mlir::Operation* annotation;   // without its operand
     mlir::Operation* placeholder;  // its operand in the meantime
     std::vector<Use> uses;
+    Original operand;
+    std::optional<Original> reshaped;  // the value of which the operand is a reshape
+    mlir::Type type;                   // of the operand
   };
+  static bool is_replaced(const Use& use, const llvm::DenseSet<mlir::Operation*>& erased);
+  static void annotate_new_uses(const Opened& opened, const llvm::DenseSet<mlir::Operation*>& erased);
   std::vector<Opened> opened_;
   llvm::DenseMap<mlir::Value, mlir::Attribute> known_;
 };

@@ -154,6 +154,34 @@ def test_inside_jit_and_grad():
     assert "flashlift.attention" in text
 
 
+def test_named_axes_outside_of_the_function():
+    x = normal(3, 1, 16, 2, 8)
+    for function in (
+        lambda x: jax.lax.psum(attention(x, x, x), "i"),
+        lambda x: attention(x, x, x) * jax.lax.axis_index("i"),
+    ):
+        fused = flashlift.jax.fuse(function)
+        mapped = lambda f: jax.vmap(f, axis_name="i")
+        assert_same(mapped(fused)(x), mapped(function)(x), atol=1e-5)
+        assert "axis" in fused.report.reason
+    with pytest.raises(NameError, match="is not defined"):
+        flashlift.jax.fuse(lambda x: attention(x, x, missing))(x[0])  # noqa: F821
+
+
+def test_what_a_trace_depends_on_besides_arguments():
+    x = normal(1, 16, 2, 8)
+    function = lambda x: attention(x, x, x) * jax.lax.axis_size("i")
+    fused = flashlift.jax.fuse(function)
+    for size in (2, 3):
+        mapped = lambda f: jax.vmap(lambda i: f(x) * i, axis_name="i")(jnp.ones(size))
+        assert_same(mapped(fused), mapped(function), atol=1e-5)
+    noisy = lambda x: attention(x, x, x) + jax.random.normal(jax.random.PRNGKey(0), x.shape)
+    fused = flashlift.jax.fuse(noisy)
+    for partitionable in (True, False):
+        with jax.threefry_partitionable(partitionable):
+            assert_same(fused(x), noisy(x), atol=1e-5)
+
+
 def test_batching():
     q, k = normal(3, 1, 16, 2, 8), normal(1, 16, 2, 8)
     function = lambda q, k: attention(q, k, k, causal=True)

@@ -158,10 +158,56 @@ with jax.set_mesh(explicit):
 print("agree")
 """
 
+# Arguments that nothing splits: only the constraints on queries, keys and values say how the call is.
+CONSTRAINTS = """
+def check(project, weights, x):
+    spec = P("data", None, "model")
+    by = lambda one: jax.lax.with_sharding_constraint(one, NamedSharding(mesh, spec))
+    def function(x, weights):
+        return jax.nn.dot_product_attention(*(by(project(x, one)) for one in weights), is_causal=True)
+    fused = flashlift.jax.fuse(function, strict=True)
+    text = jax.jit(fused).lower(x, weights).compile().as_text()
+    assert "f32[2,6,1,8]" in next(line for line in text.splitlines() if "flashlift.attention" in line), text
+    assert "all-gather(" not in text
+    got = jax.jit(fused)(x, weights)
+    assert got.sharding.spec == spec, got.sharding
+    assert_close(got, function(x, weights))
+
+x = normal(4, 6, 32)
+check(lambda x, one: jnp.einsum("bsm,mhd->bshd", x, one), [normal(32, 4, 8) / 6 for _ in "qkv"], x)
+check(lambda x, one: (x @ one).reshape(4, 6, 4, 8), [normal(32, 32) / 6 for _ in "qkv"], x)
+check(lambda x, one: one, [normal(4, 6, 4, 8) for _ in "qkv"], x)
+print("agree")
+"""
+
+# A scalar operand has a dimension of its own in a call that XLA can split.
+SCALAR = """
+def scaled(x, t):
+    s = jnp.einsum("bhqd,bhkd->bhqk", x, x) * t
+    return jnp.einsum("bhqk,bhkd->bhqd", jax.nn.softmax(s), x)
+data = jax.make_mesh((2,), ("data",), axis_types=(AxisType.Auto,))
+mapped = lambda f: jax.shard_map(f, mesh=data, in_specs=(P("data"), P()), out_specs=P("data"))
+gradients = lambda f: jax.grad(lambda x, t: (mapped(f)(x, t) ** 2).sum(), (0, 1))
+x = normal(2, 2, 4, 8)
+fused = flashlift.jax.fuse(scaled, strict=True)
+for of in (lambda f: f, jax.jit):
+    assert_close(of(gradients(fused))(x, 0.5), gradients(scaled)(x, 0.5))
+print("agree")
+"""
+
 
 @pytest.mark.parametrize("partitioner", ["shardy", "gspmd"])
 def test_calls(partitioner):
     run(HEAD + CALLS, partitioner)
+
+
+@pytest.mark.parametrize("partitioner", ["shardy", "gspmd"])
+def test_constraints_on_operands(partitioner):
+    run(HEAD + CONSTRAINTS, partitioner)
+
+
+def test_gradient_of_a_scalar_in_shard_map():
+    run(HEAD + SCALAR, "shardy")
 
 
 def test_training():

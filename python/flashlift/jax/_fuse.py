@@ -30,6 +30,16 @@ from flashlift.jax._fused_module import FusedModule
 from flashlift.jax._register import register
 from flashlift.jax._varying import vary_together
 
+try:
+    # Mesh, named axes and settings: the part of jax.jit's key that is not about arguments. It has no public name.
+    from jax._src.config import trace_context as _trace_context
+except ImportError:
+
+    def _trace_context() -> Any:
+        config: Any = jax.config
+        return jax.sharding.get_abstract_mesh(), config.jax_enable_x64, config.jax_default_matmul_precision
+
+
 # Reports should show locations in the user's code, not in this file.
 source_info_util.register_exclusion(__file__)
 
@@ -228,12 +238,13 @@ def _export_and_fuse(flat: Callable, shapes: list[jax.ShapeDtypeStruct], strict:
         whole = re.sub(r"mhlo.num_partitions = \d+", "mhlo.num_partitions = 1", original, count=1)
         fused = stablehlo.fuse(whole, name=flat.__name__, gradients=True)
         mesh = _mesh_of(traced) if exported.nr_devices > 1 else None
-    # A function that cannot be exported (because of ordered effects, or custom calls without JAX's guarantee) can still
-    # run.
-    except (FlashliftError, ValueError, NotImplementedError) as error:
+    # A function that cannot be exported can still run: one with ordered effects, custom calls without JAX's guarantee, or
+    # axes that have a name outside of it, for which JAX raises AssertionError or NameError.
+    except (FlashliftError, ValueError, NotImplementedError, AssertionError, NameError) as error:
         if strict:
             raise
-        return jitted, Report((), str(error), "", "")
+        reason = str(error) or "JAX cannot export the function: it may use the name of an axis outside of it"
+        return jitted, Report((), reason, "", "")
     if fused.fused_count == 0:
         reason = "no attention was found" if not fused.candidates else "no candidate could be fused"
         report = Report(fused.candidates, reason, original, original)
@@ -278,11 +289,10 @@ def _shape_of(value: Any) -> jax.ShapeDtypeStruct:
 
 
 def _key_of(shapes: Sequence[jax.ShapeDtypeStruct]) -> Hashable:
-    """A key of the leaves' shapes and types, and of the mesh and the settings that change what a function traces to."""
+    """A key of the leaves' shapes and types, and of what else changes what a function traces to, by jax.jit's own key:
+    the mesh, named axes and settings."""
     types = tuple((one.shape, one.dtype, one.weak_type, one.sharding) for one in shapes)
-    config: Any = jax.config
-    settings = config.jax_enable_x64, config.jax_default_matmul_precision
-    return types, jax.sharding.get_abstract_mesh(), settings
+    return types, jax.sharding.get_abstract_mesh(), _trace_context()
 
 
 def _on_leaves(function: Callable, tree: Any, static_args: dict[int, Any], static_kwargs: dict[str, Any]) -> Callable:

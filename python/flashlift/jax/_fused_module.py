@@ -117,11 +117,15 @@ def _split(context: Any, call: Any) -> None:
     merged = [jax.core.ShapedArray(shape, one.dtype) for shape, one in zip(shapes, of_operands, strict=True)]
     inner = context.replace(avals_in=merged, avals_out=None, tokens_out=None)
     run = functools.partial(run_partitioned, kind)
+    operations = call.operation.block.operations
+    count = len(operations)
+    end = operations[count - 1]
     with mlir.ir.InsertionPoint(call), call.location:
         operands = [_reshaped(one, shape) for one, shape in zip(call.operands, shapes, strict=True)]
         results = mlir.flatten_ir_values(mlir.lower_fun(run, multiple_results=True)(inner, *operands))
-        new: Any = results[0].owner
-        new.move_before(call)  # JAX before 0.10 inserts it at the end of the block
+        if operations[len(operations) - 1] != end:  # JAX before 0.10 inserts them at the end of the block
+            for new in [operations[i] for i in range(count, len(operations))]:
+                new.move_before(call)
         for old, one in zip(call.results, results, strict=True):
             old.replace_all_uses_with(_reshaped(one, old.type.shape))
     call.operation.erase()
