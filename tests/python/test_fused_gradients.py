@@ -149,6 +149,47 @@ def sum_and_gradients(function):
     return jax.value_and_grad(lambda *x: jnp.sum(function(*x)), (0, 1, 2))
 
 
+@pytest.mark.parametrize("of_keys", [0.3, 0.31])
+@pytest.mark.parametrize("early", [True, False])
+def test_by_hand_with_a_gradient_of_lse(early, of_keys):
+    """The score's scale multiplies the gradient of the scores, or the products with it."""
+
+    def function(q, k, v, d_out, d_lse):
+        s = jnp.einsum("bhqd,bhkd->bhqk", q, k) * 0.3
+        lse = jax.nn.logsumexp(s, -1)
+        p = jnp.exp(s - lse[..., None])
+        out = jnp.einsum("bhqk,bhkd->bhqd", p, v)
+        d_p = jnp.einsum("bhqd,bhkd->bhqk", d_out, v)
+        d_s = p * (d_p - (jnp.sum(d_out * out, -1) - d_lse)[..., None]) * (0.3 if early else 1)
+        d_q = jnp.einsum("bhqk,bhkd->bhqd", d_s, k) * (1 if early else 0.3)
+        d_k = jnp.einsum("bhqk,bhqd->bhkd", d_s, q) * (of_keys / 0.3 if early else of_keys)
+        return out, lse, d_q, d_k, jnp.einsum("bhqk,bhqd->bhkd", p, d_out)
+
+    given = [normal(2, 3, length, 8) for length in (7, 9, 9, 7)] + [normal(2, 3, 7)]
+    report = run_both_ways(function, given)
+    assert report.fused_count == (early or of_keys == 0.3), report
+
+
+@pytest.mark.parametrize("floats", [0, 4])
+@pytest.mark.parametrize("in_maximum", [True, False])
+def test_log_sum_exp_with_sinks_by_hand(in_maximum, floats):
+    def function(q, k, v, sinks):
+        s, sink = jnp.einsum("bhqd,bhkd->bhqk", q, k) * 0.3, sinks[:, None, None]
+        largest = jnp.max(s, -1, keepdims=True)
+        largest = jax.lax.stop_gradient(jnp.maximum(largest, sink) if in_maximum else largest)
+        e = jnp.exp(s - largest)
+        total = jnp.sum(e, -1, keepdims=True) + jnp.exp(sink - largest)
+        return jnp.einsum("bhqk,bhkd->bhqd", e / total, v), jnp.log(total) + largest
+
+    given = [normal(2, 3, length, 8) for length in (7, 9, 9)] + [normal(3)]
+    report = run_both_ways(with_gradients(function, floats) if floats else function, given)
+    assert report.fused_count == 1, report
+    # Not what the call's log-sum-exp is: another sink, and none.
+    for wrong in (lambda sinks: sinks + 0.01, lambda sinks: sinks - 100):
+        near = lambda q, k, v, sinks: (function(q, k, v, sinks)[0], function(q, k, v, wrong(sinks))[1])
+        run_both_ways(near, given)
+
+
 MAPPED = {
     "heads": (jax.vmap(sum_and_gradients(of_head)), [3], []),
     "batches and heads": (jax.vmap(jax.vmap(sum_and_gradients(of_head))), [2, 3], []),

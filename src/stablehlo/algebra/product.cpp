@@ -208,14 +208,16 @@ class SumReader {
                     [&](SymId term) { return arena_[term].has_score && !arena_.depends_on(term, kKeyAtom); });
   }
 
-  // A sum, or one with a number beside it, which is a guard or a sink.
+  // A sum, or one with others beside it: numbers, which are guards or sinks, and exponentials of sinks.
   bool is_row_sum(SymId id) const {
-    const Sym& sym = arena_[id];
-    if (!arena_.is_op(id, Op::k_add)) {
-      return sym.kind == SymKind::kReduce;
-    }
-    const size_t side = arena_.is_constant(sym.args[0]) ? 1 : 0;
-    return arena_[sym.args[side]].kind == SymKind::kReduce && arena_.is_constant(sym.args[1 - side]);
+    bool found = false;
+    const bool has_others = any_term(arena_, id, {Op::k_add}, [&](SymId term) {
+      const bool is_sum = arena_[term].kind == SymKind::kReduce;
+      found = found || is_sum;
+      const bool is_sink = arena_.is_op(term, Op::k_exp) && !arena_.depends_on(term, kKeyAtom);
+      return !is_sum && !is_sink && !arena_.is_constant(term);
+    });
+    return found && !has_others;
   }
 
   // Reads e^(-log z) as 1 / z.

@@ -172,6 +172,7 @@ class GradientFinder {
   SymId at_depth(mlir::Value value, const std::vector<Affine>& indices, int atom);
   Proof find_lse_gradient();
   Proof read_log_sum_exp(mlir::Value value);
+  SymId times(SymId formula, float factor);
   bool is_gradient_of_given(SymId gradient, SymId shifted);
   Outcome<PlacedTensor> result_with_gradient(const PlacedExit& exit);
   Proof give(const PlacedExit& exit);
@@ -416,10 +417,12 @@ bool GradientFinder::is_gradient_of_given(SymId gradient, SymId shifted) {
   if (!arena[parts_.d_lse].has_score) {
     return false;
   }
-  const std::map<SymId, SymId> given = {{parts_.d_lse, arena.load(kGiven, Type::kF32, {})}};
+  const SymId as_computed = parts_.d_lse;
+  const std::map<SymId, SymId> given = {{as_computed, arena.load(kGiven, Type::kF32, {})}};
   parts_.d_lse = given.begin()->second;
   std::map<SymId, SymId> replaced;
   if (!check_.is_gradient(replace_everywhere(arena, gradient, given, replaced), shifted).ok()) {
+    parts_.d_lse = as_computed;
     return false;
   }
   for (PlacedExit& placed : exits_) {
@@ -439,9 +442,15 @@ Proof GradientFinder::find_lse_gradient() {
   if (of_scores == exits_.end()) {
     return {};
   }
-  const SymId gradient = of_scores->exit.formula;
+  // result_with_gradient() takes either: the product alone, or with the factor that multiplies its result.
+  std::vector<SymId> gradients = {times(of_scores->exit.formula, of_scores->factor)};
+  if (const auto scaled = follow_scaling(of_scores->result, plane_.sizes, plane_.half)) {
+    gradients.push_back(times(of_scores->exit.formula, of_scores->factor * scaled->scale));
+  }
   const SymId shifted = shifted_score();
-  if (parts_.d_probability == kNoSym || check_.is_gradient(gradient, shifted).ok()) {
+  const auto is_gradient = [&](SymId gradient) { return check_.is_gradient(gradient, shifted).ok(); };
+  const auto is_of_given = [&](SymId gradient) { return is_gradient_of_given(gradient, shifted); };
+  if (parts_.d_probability == kNoSym || llvm::any_of(gradients, is_gradient)) {
     return {};
   }
   std::vector<mlir::Operation*> given = uses_.log_sum_exps;
@@ -462,7 +471,7 @@ Proof GradientFinder::find_lse_gradient() {
       continue;
     }
     parts_.d_lse = read_over_keys(place.formula);
-    if (!check_.is_gradient(gradient, shifted).ok() && !is_gradient_of_given(gradient, shifted)) {
+    if (llvm::none_of(gradients, is_gradient) && llvm::none_of(gradients, is_of_given)) {
       continue;
     }
     FLASHLIFT_RETURN_IF_ERROR(read_log_sum_exp(value));
@@ -479,20 +488,20 @@ Outcome<PlacedTensor> GradientFinder::result_with_gradient(const PlacedExit& exi
     FLASHLIFT_RETURN_IF_ERROR(check_.is_probability(exit.exit.formula));
     return exit.result;
   }
-  SymArena& arena = plane_.arena;
-  const auto times = [&](float factor) {
-    return factor == 1 ? exit.exit.formula : arena.op(Op::k_mul, {exit.exit.formula, arena.f32(factor)});
-  };
-  const Proof proof = check_.is_gradient(times(exit.factor), shifted_score());
+  const Proof proof = check_.is_gradient(times(exit.exit.formula, exit.factor), shifted_score());
   if (proof.ok()) {
     return exit.result;
   }
   if (auto scaled = follow_scaling(exit.result, plane_.sizes, plane_.half);
-      scaled && check_.is_gradient(times(exit.factor * scaled->scale), shifted_score()).ok()) {
+      scaled && check_.is_gradient(times(exit.exit.formula, exit.factor * scaled->scale), shifted_score()).ok()) {
     scaled->scale = 1;
     return *std::move(scaled);
   }
   return proof.error();
+}
+
+SymId GradientFinder::times(SymId formula, float factor) {
+  return factor == 1 ? formula : plane_.arena.op(Op::k_mul, {formula, plane_.arena.f32(factor)});
 }
 
 // Records the product's result as a gradient of the call, after proving that it is one.
