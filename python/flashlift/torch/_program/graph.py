@@ -76,6 +76,7 @@ class Builder:
 
     def __init__(self) -> None:
         self._nodes: dict[tuple, Node] = {}
+        self._followed: dict[Node, frozenset[str]] = {}
 
     def node(self, op: str, type_: str, args: tuple[Node, ...] = (), payload: Any = None) -> Node:
         # Compares constants by their bits, since 0.0 and -0.0 are equal, and NaN is not equal to itself.
@@ -84,7 +85,23 @@ class Builder:
         found = self._nodes.get(key)
         if found is None:
             found = self._nodes[key] = Node(op, type_, args, payload)
+            is_source = op in ("score", "load") and type_ == "f32"
+            followed = frozenset((op,)) if is_source else frozenset()
+            if type_ == "f32" and not is_source:
+                followed = followed.union(*(self._followed[one] for one in args))
+            self._followed[found] = followed
         return found
+
+    def follows(self, node: Node) -> frozenset[str]:
+        """What a node passes a gradient to: "score", or "load" for captured tensors; numbers and coordinates get
+        none."""
+        return self._followed[node]
+
+    def detached(self, node: Node) -> Node:
+        """The same value, without a gradient: programs do not differentiate integers."""
+        if node.op in ("constant", "bitcast_f32"):
+            return node
+        return self.node("bitcast_f32", "f32", (self.node("bitcast_i32", "i32", (node,)),))
 
     def input(self, name: str) -> Node:
         return self.node(name, "f32" if name == "score" else "i32")

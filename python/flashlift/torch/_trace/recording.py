@@ -190,15 +190,12 @@ class Recording:
         return tree_map_only(torch.Tensor, symbol, given)
 
     def detached(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The same values, without a gradient: programs do not differentiate integers."""
+        """The same values, without a gradient."""
         if not tensor.is_floating_point() or not self.is_traced(tensor):
             return tensor
         value = self.value_of(tensor)
 
         def at(index: tuple[Node, ...]) -> Node:
-            node = value.at(index)
-            if node.op in ("constant", "bitcast_f32"):
-                return node
-            return self.builder.node("bitcast_f32", "f32", (self.builder.node("bitcast_i32", "i32", (node,)),))
+            return self.builder.detached(value.at(index))
 
         return self.traced(Value(value.dtype, value.shape, at) if value.shape else Value.scalar(value.dtype, at(())))

@@ -148,27 +148,39 @@ def _hyperbolic(exponential: str, op: str) -> Compute:
     return compute
 
 
-def _arctangent(builder: Builder, x: Node) -> Node:
+def _odd(of_size: Callable[[Builder, Node], Node]) -> Compute:
+    """An odd function from its values for positive numbers. Selections and not abs and sign, whose slopes at 0 are 0:
+    a parameter that starts at 0 would stay there."""
+
+    def compute(builder: Builder, x: Node) -> Node:
+        is_negative = builder.emit("lt", x, builder.constant(0.0, "f32"))
+        whole = of_size(builder, builder.emit("select", is_negative, builder.emit("neg", x), x))
+        return builder.emit("select", is_negative, builder.emit("neg", whole), whole)
+
+    return compute
+
+
+@_odd
+def _arctangent(builder: Builder, size: Node) -> Node:
     """Cephes' atanf: the argument reduced twice, then a polynomial; 2 units in the last place."""
 
     def constant(number: float) -> Node:
         return builder.constant(number, "f32")
 
-    size = builder.emit("abs", x)
     large = builder.emit("gt", size, constant(2.414213562373095))
     middle = builder.emit("gt", size, constant(0.4142135623730951))
     inverse = builder.emit("div", constant(-1.0), builder.emit("max", size, constant(1.0)))
     one = constant(1.0)
     quotient = builder.emit("div", builder.emit("sub", size, one), builder.emit("add", size, one))
     reduced = builder.emit("select", large, inverse, builder.emit("select", middle, quotient, size))
-    base = builder.emit("select", middle, constant(math.pi / 4), constant(0.0))
+    base = builder.emit("select", middle, constant(math.pi / 4), constant(-0.0))
     base = builder.emit("select", large, constant(math.pi / 2), base)
     square = builder.emit("mul", reduced, reduced)
     series = constant(8.05374449538e-2)
     for coefficient in (-1.38776856032e-1, 1.99777106478e-1, -3.33329491539e-1):
         series = builder.emit("add", builder.emit("mul", series, square), constant(coefficient))
     small = builder.emit("add", builder.emit("mul", builder.emit("mul", series, square), reduced), reduced)
-    return builder.emit("mul", builder.emit("sign", x), builder.emit("add", base, small))
+    return builder.emit("add", base, small)
 
 
 def _is_negative(builder: Builder, x: Node) -> Node:
@@ -194,13 +206,13 @@ def _arccosine(builder: Builder, x: Node) -> Node:
     return builder.emit("sub", builder.constant(math.pi / 2, "f32"), _arcsine(builder, x))
 
 
-def _area_sine(builder: Builder, x: Node) -> Node:
+@_odd
+def _area_sine(builder: Builder, size: Node) -> Node:
     """The inverse hyperbolic sine, computed by log1p without a difference of large numbers, for either sign."""
-    size, one = builder.emit("abs", x), builder.constant(1.0, "f32")
+    one = builder.constant(1.0, "f32")
     square = builder.emit("mul", size, size)
     root = builder.emit("add", one, builder.emit("sqrt", builder.emit("add", one, square)))
-    grown = builder.emit("add", size, builder.emit("div", square, root))
-    return builder.emit("mul", builder.emit("sign", x), builder.emit("log1p", grown))
+    return builder.emit("log1p", builder.emit("add", size, builder.emit("div", square, root)))
 
 
 def _area_cosine(builder: Builder, x: Node) -> Node:
