@@ -9,6 +9,7 @@ import flashlift
 import pytest
 import test_torch_flex
 import torch
+import torch.nn.functional as F
 import torch_mods
 from flashlift.torch import flex_attention
 from flashlift.torch._mods import traced
@@ -398,3 +399,104 @@ def test_a_gpu_keeps_the_residual_where_the_plan_reads_it(monkeypatch):
     assert not wants_residual(torch.float32)
     assert len(asked) == 2  # nothing is rounded, and so nobody asked
     assert wants_residual(torch.bfloat16, any_heads=True)
+
+
+def angle(x):
+    return torch.atan2(x, torch.zeros(()))
+
+
+def over(function, *numbers):
+    others = [torch.tensor(one) for one in numbers]
+    return lambda x: function(x, *others)
+
+
+# Functions of a parameter, and where it starts: where derivatives jump, or come from formulas that have none.
+AT_EDGES = {
+    **{name: (getattr(torch, name), 0.0) for name in "atan asin acos asinh relu abs sgn sinc expm1 log1p".split()},
+    **{
+        f"{name} at {start}": (getattr(F, name), start)
+        for start, names in (
+            (0.0, "relu6 elu selu celu leaky_relu softsign softplus logsigmoid gelu silu mish"),
+            (6.0, "relu6"),
+            (-1.0, "hardtanh"),
+            (1.0, "hardtanh"),
+            (-3.0, "hardsigmoid hardswish"),
+            (3.0, "hardsigmoid hardswish"),
+            (0.5, "hardshrink softshrink"),
+            (-0.5, "hardshrink softshrink"),
+        )
+        for name in names.split()
+    },
+    "threshold": (lambda x: F.threshold(x, 0.5, 0.0), 0.5),
+    "clamp": (lambda x: x.clamp(0, 1), 0.0),
+    "clamp at 1": (lambda x: x.clamp(0, 1), 1.0),
+    "clamp by tensors": (lambda x: x.clamp(torch.zeros(()), torch.ones(())), 0.0),
+    "clamp_min": (lambda x: x.clamp_min(2.0), 2.0),
+    "maximum": (over(torch.maximum, 0.0), 0.0),
+    "fmax": (over(torch.fmax, 0.0), 0.0),
+    "fmin": (over(torch.fmin, 0.0), 0.0),
+    "xlogy": (over(torch.xlogy, 2.0), 0.0),
+    "xlogy of 0": (over(torch.xlogy, 0.0), 0.0),
+    "xlogy of a number": (lambda x: torch.xlogy(x, 3.0), 0.0),
+    "xlog1py": (over(torch.special.xlog1py, 2.0), 0.0),
+    "atan2": (angle, 0.0),
+    "copysign": (over(torch.copysign, -2.0), 0.0),
+    "logaddexp": (lambda x: torch.logaddexp(x, x), 0.0),
+}
+
+
+def gradients_of_a_parameter(of_mod, of_plane, parameter):
+    """Of flex_attention whose score_mod adds of_mod(parameter, q, kv), and of eager PyTorch."""
+    torch.manual_seed(0)
+    q, k, v, cotangent = (torch.randn(1, 2, 5, 8) for _ in range(4))
+    ours = flex_attention(q, k, v, lambda score, b, h, i, j: score + of_mod(parameter, i, j))
+    scores = q @ k.mT / 8**0.5 + of_plane(parameter)
+    return [torch.autograd.grad(out, parameter, cotangent)[0] for out in (ours, torch.softmax(scores, -1) @ v)]
+
+
+@pytest.mark.parametrize("name", AT_EDGES)
+def test_gradients_at_edges(name):
+    function, start = AT_EDGES[name]
+    parameter = torch.full((5,), start, requires_grad=True)
+    ours, expected = gradients_of_a_parameter(lambda x, i, j: function(x[j]), function, parameter)
+    torch.testing.assert_close(ours, expected, atol=1e-5, rtol=1e-5)
+
+
+OF_ROWS = {
+    **{name: getattr(torch, name) for name in "amax amin logsumexp std var".split()},
+    "max": lambda x, dim: x.max(dim).values,
+    "min": lambda x, dim: x.min(dim, keepdim=True).values.squeeze(dim),
+    "softmax": lambda x, dim: torch.softmax(x, dim).select(dim, 1),
+    "log_softmax": lambda x, dim: torch.log_softmax(x, dim).select(dim, 1),
+    "norm": lambda x, dim: x.norm(dim=dim),
+    "norm of 3": lambda x, dim: torch.linalg.vector_norm(x, 3, dim=dim),
+    "norm of infinity": lambda x, dim: torch.linalg.vector_norm(x, float("inf"), dim=dim),
+}
+
+
+@pytest.mark.parametrize("rows", ["equal", "partly", "different"])
+@pytest.mark.parametrize("name", OF_ROWS)
+def test_gradients_of_rows(name, rows):
+    """Rows of zeros, rows in which two of three are equal, and others."""
+    function = OF_ROWS[name]
+    start = {"equal": torch.zeros(5, 3), "partly": torch.tensor([[2.0, 1.0, 2.0]] * 5), "different": torch.randn(5, 3)}
+    parameter = start[rows].requires_grad_()
+    ours, expected = gradients_of_a_parameter(lambda x, i, j: function(x[j], 0), lambda x: function(x, 1), parameter)
+    torch.testing.assert_close(ours, expected, atol=1e-5, rtol=1e-5)
+
+
+def test_gradients_of_distances():
+    """The distance of a point from itself has no slope."""
+    points = torch.randn(5, 3, requires_grad=True)
+    ours, expected = gradients_of_a_parameter(
+        lambda x, i, j: torch.dist(x[i], x[j]), lambda x: (x[:, None] - x).norm(dim=-1), points
+    )
+    torch.testing.assert_close(ours, expected, atol=1e-5, rtol=1e-5)
+
+
+def test_the_padding_of_an_embedding_has_no_gradient():
+    table = torch.nn.Embedding(5, 1, padding_idx=1)
+    every = torch.arange(5)
+    ours, expected = gradients_of_a_parameter(lambda x, i, j: table(j)[0], lambda x: table(every)[:, 0], table.weight)
+    torch.testing.assert_close(ours, expected, atol=1e-5, rtol=1e-5)
+    assert ours[1] == 0

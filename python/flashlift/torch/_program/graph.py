@@ -99,7 +99,7 @@ class Builder:
 
     def detached(self, node: Node) -> Node:
         """The same value, without a gradient: programs do not differentiate integers."""
-        if node.op in ("constant", "bitcast_f32"):
+        if not self.follows(node):
             return node
         return self.node("bitcast_f32", "f32", (self.node("bitcast_i32", "i32", (node,)),))
 

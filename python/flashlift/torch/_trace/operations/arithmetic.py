@@ -99,6 +99,27 @@ def _integer_power(builder: Builder, x: Node, y: Node) -> Node:
     return builder.emit("select", builder.emit("lt", y, zero), whole, result)
 
 
+def first_extreme(builder: Builder, op: str, x: Node, y: Node) -> Node:
+    """The minimum or maximum, whose whole gradient goes to x where both are equal, and not half of it to each."""
+    is_first = builder.emit("ge" if op == "max" else "le", x, y)
+    return builder.emit("select", is_first, x, builder.emit(op, x, y))
+
+
+def limited(builder: Builder, op: str, x: Node, limit: Node, *, passes: bool) -> Node:
+    """The minimum or maximum of x and a limit, which x passes its gradient through at the limit itself, or not.
+
+    A parameter may start at a limit; a score is at 0 where a row of queries or keys is, and at no other limit: it is a
+    sum of products. Elsewhere one operation does.
+    """
+    followed = builder.follows(x) | builder.follows(limit)
+    if "load" not in followed and not ("score" in followed and limit.op == "constant" and limit.payload == 0):
+        return builder.emit(op, x, limit)
+    if limit.op != "constant" or limit.payload != limit.payload:
+        return first_extreme(builder, op, x, limit)  # gives NaN for a limit of NaN, too
+    beyond = ("lt" if passes else "le") if op == "max" else ("gt" if passes else "ge")
+    return builder.emit("select", builder.emit(beyond, x, limit), limit, x)
+
+
 def _extreme(op: str, of_booleans: str) -> Compute:
     return lambda builder, x, y: builder.emit(of_booleans if x.type == "i1" else op, x, y)
 
@@ -191,6 +212,16 @@ def _is_negative(builder: Builder, x: Node) -> Node:
     return builder.emit("lt", bits, builder.constant(0, bits.type))
 
 
+def _angle(builder: Builder, y: Node, x: Node) -> Node:
+    """Of the origin, which has no slope, the gradient is 0, as in torch, and not NaN."""
+    angle = builder.emit("atan2", y, x)
+    if not builder.follows(angle):
+        return angle
+    zero = builder.constant(0.0, "f32")
+    is_origin = builder.emit("and", builder.emit("eq", y, zero), builder.emit("eq", x, zero))
+    return builder.emit("select", is_origin, builder.detached(angle), angle)
+
+
 def _over_square_root(builder: Builder, x: Node) -> Node:
     """x / sqrt(1 - x²), whose arctangent is the arcsine of x."""
     one = builder.constant(1.0, "f32")
@@ -278,6 +309,8 @@ BINARY: dict[str, Compute] = {
     "remainder": _remainder,
     "pow": _power,
     **{name: _simple(op) for name, op in _of_table(_COMPUTING, 2).items()},
+    "atan2": _angle,
+    "arctan2": _angle,
     "maximum": _extreme("max", "or"),
     "minimum": _extreme("min", "and"),
 }
@@ -305,7 +338,7 @@ UNARY: dict[str, Compute] = {
     "acosh": _area_cosine,
     "atanh": _area_tangent,
     "erfc": lambda builder, x: builder.emit("sub", builder.constant(1.0, "f32"), builder.emit("erf", x)),
-    "relu": lambda builder, x: builder.emit("max", x, builder.constant(0, x.type)),
+    "relu": lambda builder, x: limited(builder, "max", x, builder.constant(0, x.type), passes=False),
     "leaky_relu": _leaky_relu,
     "silu": lambda builder, x: builder.emit("mul", x, builder.emit("sigmoid", x)),
     "gelu": _gelu,

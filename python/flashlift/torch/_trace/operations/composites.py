@@ -3,6 +3,7 @@
 Each is plain PyTorch over traced tensors, in the signature of the ATen operation. Reductions inside are unrolled.
 """
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -76,7 +77,7 @@ def _var(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
 
 
 def _std(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    return _var(x, *args, **kwargs).sqrt()
+    return _root(_var(x, *args, **kwargs))
 
 
 def _arg(extreme: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -91,8 +92,17 @@ def _arg(extreme: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 def _extreme(extreme: Callable[..., Tensor]) -> Callable[..., tuple[Tensor, Tensor]]:
+    exceeds, of_two = (torch.ge, torch.maximum) if extreme is torch.amax else (torch.le, torch.minimum)
+
     def compute(x: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]:
-        return extreme(x, dim, keepdim), _arg(extreme)(x, dim, keepdim)
+        place = _arg(extreme)(x, dim, keepdim)
+        if not x.is_floating_point() or x.dim() == 0:
+            return extreme(x, dim, keepdim), place
+        found = x.select(dim, 0)
+        for i in range(1, x.shape[dim]):  # the gradient goes to the first of equal ones, whose place is returned
+            one = x.select(dim, i)
+            found = torch.where(exceeds(found, one), found, of_two(found, one))
+        return found.unsqueeze(dim) if keepdim else found, place
 
     return compute
 
@@ -115,16 +125,89 @@ def _copysign(x: Tensor, y: Tensor | float) -> Tensor:
     return torch.where(torch.signbit(y), -size, size)
 
 
-def _without_nan(extreme: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    return lambda x, y: torch.where(torch.isnan(x), y, torch.where(torch.isnan(y), x, extreme(x, y)))
+def _without_nan(exceeds: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    return lambda x, y: torch.where(exceeds(x, y) | torch.isnan(y), x, y)  # equal ones give the gradient to the first
+
+
+def _root(total: Tensor) -> Tensor:
+    """The square root of a sum of squares, whose gradient is 0 where all of them are 0."""
+    return torch.where(total == 0, 0.0, total.sqrt())
+
+
+def _vector_norm(
+    x: Tensor, ord: float = 2, dim: Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
+) -> Tensor:
+    dims: Any = list(range(x.dim())) if dim is None or dim == [] else dim
+    if ord <= 0 or ord in (1, math.inf) or _count(x, dims) == 0:
+        return NotImplemented
+    wide = x.float()
+    if ord == 2:
+        found = _root((wide * wide).sum(dims, keepdim))
+    else:
+        total = (wide.abs() ** ord).sum(dims, keepdim)
+        found = torch.where(total == 0, 0.0, total ** (1 / ord))
+    return found.to(dtype or x.dtype)
+
+
+def _shift(x: Tensor, dims: Sequence[int]) -> Tensor:
+    """The maximum, where gradients through it cancel, so that it does not matter which of equal ones has them."""
+    for dim in dims:
+        x = functools.reduce(torch.maximum, [x.narrow(dim, i, 1) for i in range(x.shape[dim])])
+    return x
+
+
+def _softmax(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
+    wide = x.float()
+    grown = torch.exp(wide - _shift(wide, [dim]))
+    found = grown / grown.sum(dim, True)
+    return found if half_to_float else found.to(x.dtype)
+
+
+def _log_softmax(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
+    wide = x.float()
+    moved = wide - _shift(wide, [dim])
+    found = moved - torch.exp(moved).sum(dim, True).log()
+    return found if half_to_float else found.to(x.dtype)
+
+
+def _logsumexp(x: Tensor, dim: Dims, keepdim: bool = False) -> Tensor:
+    dims: Any = [dim] if isinstance(dim, int) else dim
+    wide = x.float()
+    most = _shift(wide, dims)
+    most = torch.where(most.abs() == math.inf, 0.0, most)
+    found = torch.exp(wide - most).sum(dims, True).log() + most
+    found = found if keepdim else found.squeeze(dims)
+    return found.to(x.dtype) if x.is_floating_point() else found
+
+
+def _hardsigmoid(x: Tensor) -> Tensor:
+    return torch.nn.functional.relu6(x + 3) / 6
+
+
+def _hardswish(x: Tensor) -> Tensor:
+    return x * torch.nn.functional.relu6(x + 3) / 6
+
+
+def _times_log(log: Callable[[Tensor], Tensor], lowest: float) -> Callable[..., Tensor]:
+    """x times the logarithm, and 0 where x is 0. Only where the logarithm is not finite does x have no gradient."""
+
+    def compute(x: Tensor | float, y: Tensor | float) -> Tensor:
+        y = y if isinstance(y, Tensor) else torch.full((), y, dtype=torch.float32)
+        is_zero = (x == 0) & ((y <= lowest) | (y == math.inf))
+        return torch.where(is_zero, 0.0, x * log(y))
+
+    return compute
 
 
 def _take(x: Tensor, index: Tensor) -> Tensor:
     return _index(x.reshape(-1), [index])
 
 
-def _embedding(weight: Tensor, indices: Tensor, *_: Any, **__: Any) -> Tensor:
-    return _index(weight, [indices])
+def _embedding(weight: Tensor, indices: Tensor, padding_idx: int = -1, *_: Any, **__: Any) -> Tensor:
+    found = _index(weight, [indices])
+    if padding_idx < 0:
+        return found
+    return torch.where((indices == padding_idx).unsqueeze(-1), found.detach(), found)
 
 
 def _index_select(x: Tensor, dim: int, index: Tensor) -> Tensor:
@@ -162,6 +245,14 @@ COMPOSITES: dict[str, Callable] = {
     "aten::gather": _gather,
     "aten::hypot": lambda x, y: (x * x + y * y).sqrt(),
     "aten::copysign": _copysign,
-    "aten::fmax": _without_nan(torch.maximum),
-    "aten::fmin": _without_nan(torch.minimum),
+    "aten::fmax": _without_nan(torch.ge),
+    "aten::fmin": _without_nan(torch.le),
+    "aten::linalg_vector_norm": _vector_norm,
+    "aten::_softmax": _softmax,
+    "aten::_log_softmax": _log_softmax,
+    "aten::logsumexp": _logsumexp,
+    "aten::hardsigmoid": _hardsigmoid,
+    "aten::hardswish": _hardswish,
+    "aten::xlogy": _times_log(torch.log, 0.0),
+    "aten::special_xlog1py": _times_log(torch.log1p, -1.0),
 }

@@ -7,7 +7,7 @@ import torch
 
 from flashlift.torch._program import Builder, Node, type_of
 from flashlift.torch._trace.lines import TraceError, where
-from flashlift.torch._trace.operations.arithmetic import BINARY, COMPARISONS, PREDICATES, UNARY
+from flashlift.torch._trace.operations.arithmetic import BINARY, COMPARISONS, PREDICATES, UNARY, limited
 from flashlift.torch._trace.operations.results import by_element, infer, operand
 from flashlift.torch._trace.operations.table import TABLE, TAKE_SYMBOLS, Handler, arguments_of, name_of, register
 from flashlift.torch._trace.recording import Recording, Symbol
@@ -84,18 +84,22 @@ def _masked_fill(recording: Recording, func: Any, args: tuple, kwargs: dict) -> 
     return by_element(recording, inferred, operands, _select_node, inferred.dtype)
 
 
-@register("clamp", "clip", "clamp_min", "clamp_max", "hardtanh")
+_DEFAULT_LIMITS = {"hardtanh": (-1, 1), "relu6": (0, 6)}
+
+
+@register("clamp", "clip", "clamp_min", "clamp_max", *_DEFAULT_LIMITS)
 def _clamp(recording: Recording, func: Any, args: tuple, kwargs: dict) -> torch.Tensor:
     given = arguments_of(func, args, kwargs)
     inferred = infer(func, args, kwargs)
-    defaults = (-1, 1) if name_of(func) == "hardtanh" else (None, None)
+    defaults = _DEFAULT_LIMITS.get(name_of(func), (None, None))
+    passes = name_of(func) not in _DEFAULT_LIMITS  # torch's clamp has a gradient at its limits, its hardtanh has none
     low, high = given.get("min", given.get("min_val", defaults[0])), given.get("max", given.get("max_val", defaults[1]))
     limits = [(op, one) for op, one in (("max", low), ("min", high)) if one is not None]
     operands = [operand(recording, one, inferred.dtype) for one in (args[0], *(one for _, one in limits))]
 
     def compute(builder: Builder, x: Node, *bounds: Node) -> Node:
         for (op, _), bound in zip(limits, bounds, strict=True):
-            x = builder.emit(op, x, bound)
+            x = limited(builder, op, x, bound, passes=passes)
         return x
 
     return by_element(recording, inferred, operands, compute, inferred.dtype)

@@ -55,14 +55,31 @@ def _reduce(
     def at(index: Index) -> Node:
         outer = dict(zip(kept, [index[i] for i in kept] if keepdim else index, strict=True))
         total: Node | None = None
+        elements = []
         for inner in itertools.product(*(range(value.shape[one]) for one in dims)):
             inside = {i: builder.constant(one, "i64") for i, one in zip(dims, inner, strict=True)}
             element = builder.convert(value.at(tuple((outer | inside)[i] for i in range(rank))), type_of(dtype))
+            elements.append(element)
             total = element if total is None else builder.emit(_REDUCERS[name], total, element)
         assert total is not None, "there is one element at least"
+        if name in ("amin", "amax") and count > 2 and "load" in builder.follows(total):
+            total = _shared_evenly(builder, total, elements)
         return builder.narrow(total, dtype)
 
     return made(recording, dtype, shape, at)
+
+
+def _shared_evenly(builder: Builder, extreme: Node, elements: list[Node]) -> Node:
+    """The extreme of elements, whose gradient those that are equal to it share evenly: a chain of maxima would halve it
+    at each. Their mean has the gradient; its rounding errors cancel."""
+    zero = builder.constant(0.0, "f32")
+    total, count = zero, zero
+    for one in elements:
+        is_extreme = builder.emit("and", builder.emit("eq", one, extreme), builder.emit("is_finite", one))
+        total = builder.emit("add", total, builder.emit("select", is_extreme, one, zero))
+        count = builder.emit("add", count, builder.convert(is_extreme, "f32"))
+    mean = builder.emit("div", total, builder.emit("max", count, builder.constant(1.0, "f32")))
+    return builder.emit("add", builder.detached(extreme), builder.emit("sub", mean, builder.detached(mean)))
 
 
 @register("searchsorted", "bucketize")
