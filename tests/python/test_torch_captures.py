@@ -331,14 +331,45 @@ NARROW = torch.full((64,), 2**30, dtype=torch.int32)
         lambda s, b, h, i, j: s + WIDE[(i * 60_000 * 60_000 + j) % 97] / 97,
         lambda s, b, h, i, j: s + WIDE[torch.maximum(-(i * 2**30), -(j // 8) - 80)] / 97,
         lambda s, b, h, i, j: s + ((i << 4) * 2**26 >> 28) * 0.01 + (i * 2**29 - j * 2**29).abs() / 2.0**34,
+        lambda s, b, h, i, j: s + ((i << 30) + (1 << (j % 40)) + ((i + j) << j % 3)) / 2.0**40,
+        lambda s, b, h, i, j: s + (i * 2**25 + j).to(torch.int8) * 0.01 + (i << 12).to(torch.int16) * 1e-4,
+        lambda s, b, h, i, j: s + (j ** (2**33) % 1000 + j**65 % 100) / 1000,
         lambda s, b, h, i, j: s + torch.where(i > j, i * 2**30, j) // 2**28 * 0.01,
+        lambda s, b, h, i, j: s + (torch.where(i < j, j, 2**40) + (i - j).masked_fill(i < j, -(2**40))) / 2.0**41,
+        lambda s, b, h, i, j: s + ((i * 2**30).clamp(max=2**31) + (i - j).clamp(-(2**40), 2**33)) / 2.0**33,
+        lambda s, b, h, i, j: s + (torch.full_like(i, 2**40) + torch.add(i, j, alpha=2**35)) / 2.0**41,
         lambda s, b, h, i, j: s + ((i * 2**28) ^ (j * 2**27)) / 2.0**34 + (i * 2**30).to(torch.int32) / 2.0**33,
         lambda s, b, h, i, j: s + (NARROW[i] * NARROW[j]) / 2.0**33 + (NARROW[i] + NARROW[j]) / 2.0**33,
     ],
-    ids=["mod", "index", "from_the_end", "shifts", "where", "bits", "captured"],
+    ids=[
+        *("mod", "index", "from_the_end", "shifts", "left", "narrow", "powers", "where", "choices", "clamp"),
+        *("filled", "bits", "captured"),
+    ],
 )
 @torch.no_grad()
 def test_coordinates_beyond_32_bits(mod):
     """PyTorch's coordinates have 64 bits in eager mode; integers that a mod captures keep their own type."""
+    q, k, v = torch.randn(3, 1, 2, 64, 16, generator=torch.Generator().manual_seed(1)).unbind()
+    torch.testing.assert_close(flex_attention(q, k, v, mod), theirs.flex_attention(q, k, v, mod), atol=2e-5, rtol=1e-4)
+
+
+BYTES = torch.tensor([0, 7, 255, 3, 9, 100, 200, 128], dtype=torch.uint8)
+SIGNED = torch.tensor([0, -56, 127, 3, 9, -128, -1, 44], dtype=torch.int8)
+
+
+@pytest.mark.parametrize(
+    "mod",
+    [
+        lambda s, b, h, i, j: s + (BYTES[j % 8] == -1) + (SIGNED[j % 8] == 200) * 2 + (BYTES[j % 8] > 300) * 3,
+        lambda s, b, h, i, j: s + BYTES[j % 8].clamp(-9, 9) * 0.1 + BYTES[j % 8].clamp(min=-9) * 0.01,
+        lambda s, b, h, i, j: s + (BYTES[j % 8] // -4) * 0.1 + (SIGNED[j % 8] + 1000) * 0.01,
+        lambda s, b, h, i, j: s + torch.where(i > j, BYTES[j % 8], -1) * 0.01,
+        lambda s, b, h, i, j: s + BYTES[j % 8].masked_fill(i > j, -1) * 0.01,
+    ],
+    ids=["compared", "clamp", "arithmetic", "where", "masked_fill"],
+)
+@torch.no_grad()
+def test_numbers_beyond_a_narrow_type(mod):
+    """They wrap to the tensor's type."""
     q, k, v = torch.randn(3, 1, 2, 64, 16, generator=torch.Generator().manual_seed(1)).unbind()
     torch.testing.assert_close(flex_attention(q, k, v, mod), theirs.flex_attention(q, k, v, mod), atol=2e-5, rtol=1e-4)

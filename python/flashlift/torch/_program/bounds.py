@@ -81,8 +81,9 @@ class Bounds:
         if op == "mul":
             products = [x * y for x in of[0] for y in of[1]]
             return (min(products), max(products))
-        if op == "shl" and of[1][0] == of[1][1] and 0 <= of[1][0] < 32:
-            return (of[0][0] * 2 ** of[1][0], of[0][1] * 2 ** of[1][0])
+        if op == "shl" and of[1][0] >= 0:
+            products = [x * 2 ** min(y, 64) for x in of[0] for y in of[1]]  # all bits are gone at 64
+            return (min(products), max(products))
         if op in ("min", "max"):
             pick = min if op == "min" else max
             return (pick(of[0][0], of[1][0]), pick(of[0][1], of[1][1]))

@@ -144,11 +144,15 @@ class Builder:
             return value if value.op == "round_bf16" else self.node("round_bf16", "f32", (value,))
         if dtype == torch.float16:
             return value if value.op == "round_f16" else self.node("round_f16", "f32", (value,))
+        if value.op == "constant" and dtype in (torch.uint8, torch.int8, torch.int16, torch.uint32):
+            low, size = torch.iinfo(dtype).min, 2 ** torch.iinfo(dtype).bits
+            return self.constant((value.payload - low) % size + low, value.type)
         if dtype == torch.uint8:
             return self.emit("and", value, self.constant(255, "i32"))
         if dtype in (torch.int8, torch.int16):
             shift = self.constant(24 if dtype == torch.int8 else 16, "i32")
-            return self.emit("shr", self.emit("shl", value, shift), shift)
+            wrapped = self.node("shl", "i32", (value, shift), payload="wraps")  # never in 64 bits, see widened()
+            return self.emit("shr", wrapped, shift)
         if dtype == torch.uint32:
             return self.emit("and", value, self.constant(0xFFFFFFFF, "i64"))
         return value

@@ -7,7 +7,7 @@ past 32 bits where there are 50000 queries: with such sizes what leaves them, an
 from flashlift.torch._program.bounds import Bounds
 from flashlift.torch._program.graph import COMPARISONS, INT_LIMITS, Builder, Node
 
-_GROWING = ("add", "sub", "mul")
+_GROWING = ("add", "sub", "mul", "shl")
 _ALIKE = frozenset((*_GROWING, *"min max floor_div mod neg abs sign rem div and or xor not shr wrap".split()))
 _LOW, _HIGH = INT_LIMITS["i32"]
 
@@ -34,7 +34,7 @@ def _rewritten(node: Node, args: tuple[Node, ...], builder: Builder, bounds: Bou
     is_wide = any(arg.type != old.type for arg, old in zip(args, node.args, strict=True))
     if not is_wide and not _overflows(node, bounds):
         return node if args == node.args else builder.node(node.op, node.type, args, node.payload)
-    if node.type == "i32" and node.op in _ALIKE:
+    if node.type == "i32" and node.op in _ALIKE and node.payload != "wraps":
         return builder.node(node.op, "i64", tuple(builder.convert(arg, "i64") for arg in args), node.payload)
     if node.op in COMPARISONS:
         return builder.node(node.op, "i1", tuple(builder.convert(arg, "i64") for arg in args))
@@ -44,7 +44,7 @@ def _rewritten(node: Node, args: tuple[Node, ...], builder: Builder, bounds: Bou
         return builder.convert(args[0], node.type)
     if node.op in ("load", "search"):
         return builder.node(node.op, node.type, args, node.payload)
-    # Shifts and similar operations have 32 bits, and so do their uses.
+    # Bitcasts and similar operations have 32 bits, and so do their uses.
     back = (builder.convert(arg, old.type) for arg, old in zip(args, node.args, strict=True))
     return builder.node(node.op, node.type, tuple(back), node.payload)
 
@@ -52,7 +52,7 @@ def _rewritten(node: Node, args: tuple[Node, ...], builder: Builder, bounds: Bou
 def _overflows(node: Node, bounds: Bounds) -> bool:
     """Whether coordinates and constants can give values beyond 32 bits; a captured tensor of int32 wraps as it does in
     PyTorch."""
-    if node.type != "i32" or node.op not in _GROWING:
+    if node.type != "i32" or node.op not in _GROWING or node.payload == "wraps":
         return False
     of = [bounds.of(arg) for arg in node.args]
     if (_LOW, _HIGH) in of:

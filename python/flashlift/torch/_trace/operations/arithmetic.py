@@ -125,8 +125,8 @@ def _extreme(op: str, of_booleans: str) -> Compute:
 
 
 def _power(builder: Builder, x: Node, y: Node) -> Node:
-    most = 4 if x.type == "f32" else 63
-    if y.op == "constant" and y.payload in range(1 if x.type == "f32" else 0, most + 1):
+    is_known = y.op == "constant" and (y.payload in range(1, 5) if x.type == "f32" else y.payload >= 0)
+    if is_known:
         return _repeated_product(builder, x, int(y.payload))
     if x.type != "f32":
         return _integer_power(builder, x, y)

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from flashlift.torch._internals import tree_map_only
 from flashlift.torch._program import Builder, Node, type_of
 from flashlift.torch._trace.lines import TraceError, where
 from flashlift.torch._trace.operations.arithmetic import BINARY, COMPARISONS, PREDICATES, UNARY, limited
@@ -18,6 +19,13 @@ def _exceeds_i32(args: tuple) -> bool:
     return wide_symbol or any(isinstance(one, int) and not -(2**31) <= one < 2**31 for one in args)
 
 
+def _widened(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+    """The arguments, to infer a result's type from: with coordinates in 64 bits beside numbers that need them."""
+    if not _exceeds_i32((*args, *kwargs.values())):
+        return args, kwargs
+    return tree_map_only(torch.Tensor, lambda one: one.long() if one.dtype == torch.int32 else one, (args, kwargs))
+
+
 def _promoting(arity: int, compute: Callable[..., Node], *, gives_bool: bool = False) -> Handler:
     """An operation whose operands are promoted to one type."""
 
@@ -26,7 +34,7 @@ def _promoting(arity: int, compute: Callable[..., Node], *, gives_bool: bool = F
         if any(isinstance(one, Symbol) for one in (*options, *kwargs.values())):
             raise TraceError(f"{func} needs an option that does not change from call to call{where()}")
         dtype = operands[0].dtype if arity == 1 else torch.result_type(*operands)
-        if dtype == torch.int32 and _exceeds_i32(operands):
+        if dtype == torch.int32 and _exceeds_i32((*operands, *options, *kwargs.values())):
             # Numbers that do not fit into 32 bits. Coordinates are int64 in eager PyTorch and int32 in compiled
             # kernels; only the former give the written number.
             dtype = inferred_dtype = torch.int64
@@ -69,7 +77,7 @@ def _select_node(builder: Builder, condition: Node, x: Node, y: Node) -> Node:
 def _where(recording: Recording, func: Any, args: tuple, kwargs: dict) -> torch.Tensor:
     if len(args) != 3:
         raise TraceError(f"aten.where with only a condition has a result of unknown size{where()}")
-    inferred = infer(func, args, kwargs)
+    inferred = infer(func, *_widened(args, kwargs))
     operands = [operand(recording, args[0], torch.bool)]
     operands += [operand(recording, one, inferred.dtype) for one in args[1:]]
     return by_element(recording, inferred, operands, _select_node, inferred.dtype)
@@ -77,7 +85,7 @@ def _where(recording: Recording, func: Any, args: tuple, kwargs: dict) -> torch.
 
 @register("masked_fill")
 def _masked_fill(recording: Recording, func: Any, args: tuple, kwargs: dict) -> torch.Tensor:
-    inferred = infer(func, args, kwargs)
+    inferred = infer(func, *_widened(args, kwargs))
     tensor, mask, value = args
     operands = [operand(recording, mask, torch.bool)]
     operands += [operand(recording, one, inferred.dtype) for one in (value, tensor)]
@@ -90,7 +98,7 @@ _DEFAULT_LIMITS = {"hardtanh": (-1, 1), "relu6": (0, 6)}
 @register("clamp", "clip", "clamp_min", "clamp_max", *_DEFAULT_LIMITS)
 def _clamp(recording: Recording, func: Any, args: tuple, kwargs: dict) -> torch.Tensor:
     given = arguments_of(func, args, kwargs)
-    inferred = infer(func, args, kwargs)
+    inferred = infer(func, *_widened(args, kwargs))
     defaults = _DEFAULT_LIMITS.get(name_of(func), (None, None))
     passes = name_of(func) not in _DEFAULT_LIMITS  # torch's clamp has a gradient at its limits, its hardtanh has none
     low, high = given.get("min", given.get("min_val", defaults[0])), given.get("max", given.get("max_val", defaults[1]))
@@ -127,6 +135,7 @@ def _detach(recording: Recording, func: Any, args: tuple, kwargs: dict) -> torch
 @register("zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full", "new_empty", "empty_like")
 def _filled(recording: Recording, func: Any, args: tuple, kwargs: dict) -> torch.Tensor:
     # The traced tensor only determines the type and shape: the result is a constant.
+    args, kwargs = _widened(args, kwargs)
     result = func(*args, **kwargs)
     recording.keep(result)
     return result

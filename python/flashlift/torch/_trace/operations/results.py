@@ -34,9 +34,10 @@ def operand(recording: Recording, given: Any, dtype: torch.dtype) -> Value:
     if isinstance(given, torch.Tensor):
         value = recording.value_of(given)
         return Value(dtype, value.shape, lambda index: recording.builder.convert(value.at(index), type_))
-    if isinstance(given, Symbol):
-        return Value.scalar(dtype, recording.builder.convert(given.node, type_))
-    return Value.scalar(dtype, recording.builder.constant(given, type_))
+    builder = recording.builder
+    node = builder.convert(given.node, type_) if isinstance(given, Symbol) else builder.constant(given, type_)
+    # A number wraps to a narrow integer type; it is not rounded to a floating-point one.
+    return Value.scalar(dtype, node if dtype.is_floating_point else builder.narrow(node, dtype))
 
 
 def made(recording: Recording, dtype: torch.dtype, shape: tuple[int, ...], at: Callable[[Index], Node]) -> torch.Tensor:
