@@ -180,6 +180,27 @@ def _logsumexp(x: Tensor, dim: Dims, keepdim: bool = False) -> Tensor:
     return found.to(x.dtype) if x.is_floating_point() else found
 
 
+def _rms_norm(
+    x: Tensor, normalized_shape: Sequence[int], weight: Tensor | None, eps: float | None
+) -> tuple[Tensor, Tensor]:
+    wide = x.float()
+    dims = list(range(-len(normalized_shape), 0))
+    factor = torch.rsqrt(_mean_of(wide * wide, dims, True) + (torch.finfo(torch.float32).eps if eps is None else eps))
+    found = wide * factor if weight is None else wide * factor * weight
+    return found.to(x.dtype), factor
+
+
+def _pad(x: Tensor, pad: Sequence[int], value: float = 0) -> Tensor:
+    """By constants, in pairs from the last dimension on; a negative number crops."""
+    for i, (before, after) in enumerate(zip(pad[::2], pad[1::2], strict=True)):
+        dim = x.dim() - 1 - i
+        x = x.narrow(dim, max(-before, 0), x.shape[dim] + min(before, 0) + min(after, 0))
+        sizes = [(*x.shape[:dim], max(size, 0), *x.shape[dim + 1 :]) for size in (before, after)]
+        ends = [torch.full(one, value, dtype=x.dtype, device=x.device) for one in sizes]
+        x = torch.cat([ends[0], x, ends[1]], dim)
+    return x
+
+
 def _hardsigmoid(x: Tensor) -> Tensor:
     return torch.nn.functional.relu6(x + 3) / 6
 
@@ -251,6 +272,9 @@ COMPOSITES: dict[str, Callable] = {
     "aten::_softmax": _softmax,
     "aten::_log_softmax": _log_softmax,
     "aten::logsumexp": _logsumexp,
+    "aten::_fused_rms_norm": _rms_norm,
+    "aten::constant_pad_nd": _pad,
+    "aten::trace": lambda x: x.diagonal().sum(),
     "aten::hardsigmoid": _hardsigmoid,
     "aten::hardswish": _hardswish,
     "aten::xlogy": _times_log(torch.log, 0.0),

@@ -47,6 +47,25 @@ def _permute(recording: Recording, func: Any, args: tuple, kwargs: dict) -> torc
     return made(recording, value.dtype, tuple(value.shape[i] for i in order), at)
 
 
+@register("diagonal")
+def _diagonal(recording: Recording, func: Any, args: tuple, kwargs: dict) -> torch.Tensor:
+    builder = recording.builder
+    given = arguments_of(func, args, kwargs)
+    value = recording.value_of(args[0])
+    offset = given.get("offset", 0)
+    dims = [given.get(name, default) % len(value.shape) for name, default in (("dim1", 0), ("dim2", 1))]
+    starts = (max(-offset, 0), max(offset, 0))
+    plain = [i for i in range(len(value.shape)) if i not in dims]
+
+    def at(index: Index) -> Node:
+        full = dict(zip(plain, index[:-1], strict=True))
+        for dim, start in zip(dims, starts, strict=True):
+            full[dim] = builder.emit("add", builder.convert(index[-1], "i64"), builder.constant(start, "i64"))
+        return value.at(tuple(full[i] for i in range(len(value.shape))))
+
+    return made(recording, value.dtype, tuple(infer(func, args, kwargs).shape), at)
+
+
 @register("select")
 def _select(recording: Recording, func: Any, args: tuple, kwargs: dict) -> torch.Tensor:
     value = recording.value_of(args[0])
