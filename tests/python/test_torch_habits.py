@@ -197,6 +197,12 @@ def test_who_decides_whether_results_are_deterministic(monkeypatch):
         ({"score_mod": torch_mods.causal_score}, "score_mod must return a score, got a boolean tensor"),
         ({"score_mod": torch_mods.branching}, "score_mod calls a higher-order operator .* expected .* torch.where"),
         ({"mask_mod": [torch_mods.causal]}, r"mask_mod is list; expected a function of \(b, h, q_idx, kv_idx\)"),
+        ({"sinks": torch.ones(4, device="meta")}, "sinks is on meta, the query on cpu; expected both on one device"),
+        (
+            {"cu_seqlens": torch.zeros(2, dtype=torch.int32, device="meta")},
+            "cu_seqlens is on meta.*; expected it on cpu",
+        ),
+        ({"scale": 1e300}, r"scale must be finite in float32, got 1e\+300"),
     ],
 )
 def test_arguments_of_other_kinds_are_refused(arguments, expected):
@@ -219,11 +225,14 @@ def test_sinks_of_other_heads_are_refused(dtype):
         ({"attn_mask": True}, "attn_mask is bool; expected a torch.Tensor, or None"),
         ({"attn_mask": [[0.0]]}, "attn_mask is list; expected a torch.Tensor, or None"),
         ({"is_causal": "yes"}, "is_causal is 'yes'; expected True or False"),
+        ({"attn_mask": torch.eye(20).to_sparse()}, "attn_mask is torch.sparse_coo; expected a dense tensor"),
+        ({"key": torch.ones(2, 0, 20, 16), "enable_gqa": True}, r"Number of heads .* got shapes .*\[2, 0, 20, 16\]"),
     ],
 )
 def test_scaled_dot_product_attention_of_arguments_of_other_kinds(arguments, expected):
-    with pytest.raises(TypeError, match=expected):
-        scaled_dot_product_attention(*tensors(), **arguments)
+    named = dict(zip(("query", "key", "value"), tensors(), strict=True))
+    with pytest.raises((NotImplementedError, RuntimeError, TypeError), match=expected):
+        scaled_dot_product_attention(**(named | arguments))
 
 
 @pytest.mark.parametrize("ends", [(3, 9, 20), (0, 9, 5), (0, 9, 21), ()], ids=str)
@@ -240,6 +249,29 @@ def test_scaled_dot_product_attention_of_what_it_does_not_take():
     nested = [torch.nested.nested_tensor(list(one)) for one in (q, k, v)]
     with pytest.raises(NotImplementedError, match="does not support NestedTensor"):
         scaled_dot_product_attention(*nested)
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        lambda: torch.eye(20).to_sparse(),
+        lambda: torch.eye(20).to_sparse_csr(),
+        lambda: torch.nested.nested_tensor([torch.ones(20), torch.ones(19)], layout=torch.jagged),
+    ],
+    ids=["sparse", "csr", "jagged"],
+)
+def test_captured_tensors_that_are_not_dense(table):
+    table = table()
+    with pytest.raises(NotImplementedError, match=r"layout torch\.(sparse|jagged).*; expected a dense one"):
+        flex_attention(*tensors(), lambda s, b, h, i, j: s + table[i, j])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize(("q_len", "kv_len"), [(0, 4), (3, 0)])
+def test_no_queries_or_no_keys_with_a_mask(dtype, q_len, kv_len):
+    q, k = torch.randn(2, 3, q_len, 8, dtype=dtype), torch.randn(2, 3, kv_len, 8, dtype=dtype)
+    for mask in (torch.ones(3, 1, kv_len, dtype=torch.bool), torch.zeros(1, 3, q_len, kv_len, dtype=dtype)):
+        assert torch.equal(scaled_dot_product_attention(q, k, k, mask), torch.zeros_like(q))
 
 
 @torch.no_grad()

@@ -35,12 +35,16 @@ def check_dense(**tensors: torch.Tensor) -> None:
         )
 
 
-def check_tensors(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, enable_gqa: bool) -> None:
-    tensors = {"query": query, "key": key, "value": value}
-    check_dense(**tensors)
+def check_strided(**tensors: torch.Tensor) -> None:
     for name, one in tensors.items():
         if one.layout is not torch.strided:
             raise NotImplementedError(f"{name} is {one.layout}; expected a dense tensor, such as {name}.to_dense()")
+
+
+def check_tensors(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, enable_gqa: bool) -> None:
+    tensors = {"query": query, "key": key, "value": value}
+    check_dense(**tensors)
+    check_strided(**tensors)
     if not query.device == key.device == value.device:
         raise ValueError(
             "Expected query, key, and value to have the same device type, but got "
@@ -159,6 +163,8 @@ def check_sinks(sinks: torch.Tensor, query: torch.Tensor) -> None:
             f"sinks is {sinks.dtype} {list(sinks.shape)}; expected floating point of shape [{heads}], or [{heads}, n] "
             "for n of each head"
         )
+    if sinks.device != query.device:
+        raise ValueError(f"sinks is on {sinks.device}, the query on {query.device}; expected both on one device")
 
 
 def _surely(condition: bool | torch.SymBool) -> bool:

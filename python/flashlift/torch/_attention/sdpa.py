@@ -85,6 +85,8 @@ def _check(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attn_mas
     checks.check_device(query)
     if attn_mask is not None and not isinstance(attn_mask, torch.Tensor):
         raise TypeError(f"attn_mask is {type(attn_mask).__name__}; expected a torch.Tensor, or None")
+    if attn_mask is not None:
+        checks.check_strided(attn_mask=attn_mask)
     has_one_type = torch.is_autocast_enabled(query.device.type)
     if not has_one_type and not query.dtype == key.dtype == value.dtype:
         raise RuntimeError(
@@ -111,7 +113,8 @@ def _broadcast(
     of_query, of_key, of_value = (tuple(one.shape[:-2]) for one in (query, key, value))
     kv_heads = 1
     if enable_gqa:
-        if 0 in (len(of_query), len(of_key), len(of_value)) or of_query[-1] % of_key[-1] or of_query[-1] % of_value[-1]:
+        is_per_head = 0 not in (len(of_query), len(of_key), len(of_value)) and 0 not in (of_key[-1], of_value[-1])
+        if not is_per_head or of_query[-1] % of_key[-1] or of_query[-1] % of_value[-1]:
             raise RuntimeError(
                 "Number of heads in key and value must divide the number of heads in query, but got shapes "
                 f"{list(query.shape)}, {list(key.shape)} and {list(value.shape)}"

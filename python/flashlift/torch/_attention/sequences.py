@@ -27,6 +27,8 @@ def mask_mod_of_sequences(
                 f"cu_seqlens is {one.dtype} {list(one.shape)}; expected int32 or int64 of shape [sequences + 1], the "
                 "same for queries and keys"
             )
+        if one.is_meta and not query.is_meta:
+            raise ValueError(f"cu_seqlens is on meta, without content; expected it on {query.device}, as the query is")
     for one, length in ((of_queries, query.size(2)), (of_keys, key.size(2))):
         _check_values(one, length)
     q_sequence = _sequence_of_each(of_queries, query.size(2))

@@ -53,6 +53,8 @@ def attend_unfused(
     key, value = (one.repeat_interleave(groups, dim=1) for one in (key, value))
     scores = query @ key.transpose(-1, -2) * (1.0 / math.sqrt(query.size(-1)) if scale is None else scale)
     indices = [torch.arange(size, device=query.device) for size in scores.shape]
+    if not scores.numel():  # a mod has nothing to compute, and vmap cannot index a tensor by none
+        score_mod = mask_mod = None
     if score_mod is not None:
         scores = _over_plane(score_mod, (0,), (scores, *indices)).to(scores.dtype)
     if mask_mod is not None:

@@ -122,6 +122,11 @@ class Recording:
         return value
 
     def _capture(self, tensor: torch.Tensor, source: Source) -> Value:
+        if tensor.layout is not torch.strided:
+            raise TraceError(
+                f"a mod reads a tensor of the layout {tensor.layout}{where()}; expected a dense one, such as its "
+                "to_dense(), or torch.nested.to_padded_tensor of it"
+            )
         number = len(self.captures)
         dtype = source.dtype if isinstance(source, Slot) and source.dtype is not None else tensor.dtype
         self.captures.append(Capture(dtype, tensor.dim()))
