@@ -27,7 +27,7 @@ def mask_mod_of_sequences(
                 f"cu_seqlens is {one.dtype} {list(one.shape)}; expected int32 or int64 of shape [sequences + 1], the "
                 "same for queries and keys"
             )
-        if one.is_meta and not query.is_meta:
+        if one.device.type == "meta":
             raise ValueError(f"cu_seqlens is on meta, without content; expected it on {query.device}, as the query is")
     for one, length in ((of_queries, query.size(2)), (of_keys, key.size(2))):
         _check_values(one, length)

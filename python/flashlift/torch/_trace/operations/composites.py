@@ -76,33 +76,46 @@ def _var(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     return _var_mean(x, *args, **kwargs)[0]
 
 
+def _std_mean(x: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+    variance, mean = _var_mean(x, *args, **kwargs)
+    return _root(variance), mean
+
+
 def _std(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    return _root(_var(x, *args, **kwargs))
+    return _std_mean(x, *args, **kwargs)[0]
 
 
-def _arg(extreme: Callable[..., Tensor]) -> Callable[..., Tensor]:
+def _folded(of_two: Callable[..., Tensor], x: Tensor, dims: Sequence[int]) -> Tensor:
+    """The minimum or maximum, where it does not matter which of equal elements have a gradient: amin and amax, which
+    share it evenly, cost more."""
+    for dim in dims:
+        x = functools.reduce(of_two, [x.select(dim, i) for i in range(x.shape[dim])]).unsqueeze(dim)
+    return x
+
+
+def _arg(of_two: Callable[..., Tensor]) -> Callable[..., Tensor]:
     def compute(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
-        flat, along = (x.reshape(-1), 0) if dim is None else (x, dim)
+        flat, along = (x.reshape(-1), 0) if dim is None or x.dim() == 0 else (x, dim)
         places = torch.arange(flat.shape[along], device=x.device)
         places = places.reshape([-1 if i == along % flat.dim() else 1 for i in range(flat.dim())])
-        found = torch.where(flat == extreme(flat, along, True), places, flat.shape[along])  # the first of equal ones
-        return found.amin(along, keepdim and dim is not None)
+        is_found = flat == _folded(of_two, flat, [along])
+        found = torch.where(is_found, places, flat.shape[along])  # the first of equal ones
+        return found.amin(along, keepdim and dim is not None and x.dim() > 0)
 
     return compute
 
 
-def _extreme(extreme: Callable[..., Tensor]) -> Callable[..., tuple[Tensor, Tensor]]:
-    exceeds, of_two = (torch.ge, torch.maximum) if extreme is torch.amax else (torch.le, torch.minimum)
-
+def _extreme(of_two: Callable[..., Tensor], exceeds: Callable[..., Tensor]) -> Callable[..., tuple[Tensor, Tensor]]:
     def compute(x: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]:
-        place = _arg(extreme)(x, dim, keepdim)
-        if not x.is_floating_point() or x.dim() == 0:
-            return extreme(x, dim, keepdim), place
-        found = x.select(dim, 0)
-        for i in range(1, x.shape[dim]):  # the gradient goes to the first of equal ones, whose place is returned
-            one = x.select(dim, i)
-            found = torch.where(exceeds(found, one), found, of_two(found, one))
-        return found.unsqueeze(dim) if keepdim else found, place
+        place = _arg(of_two)(x, dim, keepdim)
+        if x.dim() == 0:
+            return x, place
+
+        def first(x: Tensor, y: Tensor) -> Tensor:  # the gradient goes to the element whose place is returned
+            return torch.where(exceeds(x, y), x, of_two(x, y))
+
+        found = _folded(first if x.is_floating_point() else of_two, x, [dim])
+        return found if keepdim else found.squeeze(dim), place
 
     return compute
 
@@ -149,23 +162,16 @@ def _vector_norm(
     return found.to(dtype or x.dtype)
 
 
-def _shift(x: Tensor, dims: Sequence[int]) -> Tensor:
-    """The maximum, where gradients through it cancel, so that it does not matter which of equal ones has them."""
-    for dim in dims:
-        x = functools.reduce(torch.maximum, [x.narrow(dim, i, 1) for i in range(x.shape[dim])])
-    return x
-
-
 def _softmax(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
     wide = x.float()
-    grown = torch.exp(wide - _shift(wide, [dim]))
+    grown = torch.exp(wide - _folded(torch.maximum, wide, [dim]))  # gradients through it cancel
     found = grown / grown.sum(dim, True)
     return found if half_to_float else found.to(x.dtype)
 
 
 def _log_softmax(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
     wide = x.float()
-    moved = wide - _shift(wide, [dim])
+    moved = wide - _folded(torch.maximum, wide, [dim])
     found = moved - torch.exp(moved).sum(dim, True).log()
     return found if half_to_float else found.to(x.dtype)
 
@@ -173,7 +179,7 @@ def _log_softmax(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
 def _logsumexp(x: Tensor, dim: Dims, keepdim: bool = False) -> Tensor:
     dims: Any = [dim] if isinstance(dim, int) else dim
     wide = x.float()
-    most = _shift(wide, dims)
+    most = _folded(torch.maximum, wide, dims)
     most = torch.where(most.abs() == math.inf, 0.0, most)
     found = torch.exp(wide - most).sum(dims, True).log() + most
     found = found if keepdim else found.squeeze(dims)
@@ -254,10 +260,11 @@ COMPOSITES: dict[str, Callable] = {
     "aten::var": _var,
     "aten::std": _std,
     "aten::var_mean": _var_mean,
-    "aten::argmax": _arg(torch.amax),
-    "aten::argmin": _arg(torch.amin),
-    "aten::max": _extreme(torch.amax),
-    "aten::min": _extreme(torch.amin),
+    "aten::std_mean": _std_mean,
+    "aten::argmax": _arg(torch.maximum),
+    "aten::argmin": _arg(torch.minimum),
+    "aten::max": _extreme(torch.maximum, torch.ge),
+    "aten::min": _extreme(torch.minimum, torch.le),
     "aten::one_hot": _one_hot,
     "aten::cosine_similarity": _cosine_similarity,
     "aten::take": _take,
