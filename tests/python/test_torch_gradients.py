@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import re
 import subprocess
 import sys
 
@@ -13,6 +14,7 @@ import torch.nn.functional as F
 import torch_mods
 from flashlift.torch import flex_attention
 from flashlift.torch._mods import traced
+from flashlift.torch._program import Bounds, print_program
 from flashlift.torch._run import dispatch, kernels
 from flashlift.torch._run.call import Call
 from flashlift.torch._trace import IndexByTensors
@@ -508,3 +510,24 @@ def test_the_padding_of_an_embedding_has_no_gradient():
     ours, expected = gradients_of_a_parameter(lambda x, i, j: table(j)[0], lambda x: table(every)[:, 0], table.weight)
     torch.testing.assert_close(ours, expected, atol=1e-5, rtol=1e-5)
     assert ours[1] == 0
+
+
+@pytest.mark.parametrize("function", [F.relu, F.relu6, lambda x: x.clamp(min=0), lambda x: -x.clamp(max=0)])
+def test_gradients_of_queries_of_zeros(function):
+    """Their scores are at the limit."""
+    q, k, v, cotangent = (torch.randn(1, 2, 5, 8) for _ in range(4))
+    q[:, :, 1] = 0
+    q.requires_grad_()
+    ours = flex_attention(q, k, v, lambda score, b, h, i, j: function(score))
+    expected = torch.softmax(function(q @ k.mT / 8**0.5), -1) @ v
+    torch.testing.assert_close(*(torch.autograd.grad(out, q, cotangent)[0] for out in (ours, expected)))
+
+
+def test_limits_that_need_no_choice_are_one_operation():
+    for mod, operations in (
+        (lambda score, b, h, q, kv: score.clamp(-3, 3), {"max", "min"}),
+        (lambda score, b, h, q, kv: score + torch.relu((q - kv).float()), {"sub", "to_f32", "max", "add"}),
+    ):
+        found = traced(mod, "score_mod")[0]
+        text = print_program("score_mod", found.result, found.captures, found.builder, Bounds())[0]
+        assert set(re.findall(r"= (\w+)", text)) == operations
