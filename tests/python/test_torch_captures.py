@@ -353,18 +353,18 @@ def test_coordinates_beyond_32_bits(mod):
     torch.testing.assert_close(flex_attention(q, k, v, mod), theirs.flex_attention(q, k, v, mod), atol=2e-5, rtol=1e-4)
 
 
-BYTES = torch.tensor([0, 7, 255, 3, 9, 100, 200, 128], dtype=torch.uint8)
+UNSIGNED = torch.tensor([0, 7, 255, 3, 9, 100, 200, 128], dtype=torch.uint8)
 SIGNED = torch.tensor([0, -56, 127, 3, 9, -128, -1, 44], dtype=torch.int8)
 
 
 @pytest.mark.parametrize(
     "mod",
     [
-        lambda s, b, h, i, j: s + (BYTES[j % 8] == -1) + (SIGNED[j % 8] == 200) * 2 + (BYTES[j % 8] > 300) * 3,
-        lambda s, b, h, i, j: s + BYTES[j % 8].clamp(-9, 9) * 0.1 + BYTES[j % 8].clamp(min=-9) * 0.01,
-        lambda s, b, h, i, j: s + (BYTES[j % 8] // -4) * 0.1 + (SIGNED[j % 8] + 1000) * 0.01,
-        lambda s, b, h, i, j: s + torch.where(i > j, BYTES[j % 8], -1) * 0.01,
-        lambda s, b, h, i, j: s + BYTES[j % 8].masked_fill(i > j, -1) * 0.01,
+        lambda s, b, h, i, j: s + (UNSIGNED[j % 8] == -1) + (SIGNED[j % 8] == 200) * 2 + (UNSIGNED[j % 8] > 300) * 3,
+        lambda s, b, h, i, j: s + UNSIGNED[j % 8].clamp(-9, 9) * 0.1 + UNSIGNED[j % 8].clamp(min=-9) * 0.01,
+        lambda s, b, h, i, j: s + (UNSIGNED[j % 8] // -4) * 0.1 + (SIGNED[j % 8] + 1000) * 0.01,
+        lambda s, b, h, i, j: s + torch.where(i > j, UNSIGNED[j % 8], -1) * 0.01,
+        lambda s, b, h, i, j: s + UNSIGNED[j % 8].masked_fill(i > j, -1) * 0.01,
     ],
     ids=["compared", "clamp", "arithmetic", "where", "masked_fill"],
 )
