@@ -476,6 +476,7 @@ OF_ROWS = {
     "normalize": lambda x, dim: F.normalize(x, dim=dim).select(dim, 0),
     "argmax": lambda x, dim: x.argmax(dim) * x.select(dim, 0),
     "pad": lambda x, dim: F.pad(x, (2, -1), value=2.0).prod(dim),
+    "pad of a matrix": lambda x, dim: F.pad(x.unsqueeze(-1) * x.unsqueeze(-2), (1, 0, -1, 2), value=0.5).sum((-1, -2)),
     "diagonal": lambda x, dim: (x.unsqueeze(-1) * x.unsqueeze(-2)).diagonal(1, -2, -1).sum(-1),
     "trace": lambda x, dim: torch.outer(x, x).trace() if dim == 0 else (x * x).sum(dim),
     "norm": lambda x, dim: x.norm(dim=dim),

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flashlift.torch._trace.operations.reductions import check_count
+
 Dims = int | Sequence[int] | None
 
 
@@ -89,6 +91,7 @@ def _folded(of_two: Callable[..., Tensor], x: Tensor, dims: Sequence[int]) -> Te
     """The minimum or maximum, where it does not matter which of equal elements have a gradient: amin and amax, which
     share it evenly, cost more."""
     for dim in dims:
+        check_count("a minimum or maximum", x.shape[dim])
         x = functools.reduce(of_two, [x.select(dim, i) for i in range(x.shape[dim])]).unsqueeze(dim)
     return x
 
@@ -201,9 +204,10 @@ def _pad(x: Tensor, pad: Sequence[int], value: float = 0) -> Tensor:
     for i, (before, after) in enumerate(zip(pad[::2], pad[1::2], strict=True)):
         dim = x.dim() - 1 - i
         x = x.narrow(dim, max(-before, 0), x.shape[dim] + min(before, 0) + min(after, 0))
-        sizes = [(*x.shape[:dim], max(size, 0), *x.shape[dim + 1 :]) for size in (before, after)]
-        ends = [torch.full(one, value, dtype=x.dtype, device=x.device) for one in sizes]
-        x = torch.cat([ends[0], x, ends[1]], dim)
+        for size, is_first in ((before, True), (after, False)):
+            if size > 0:
+                end = torch.full((*x.shape[:dim], size, *x.shape[dim + 1 :]), value, dtype=x.dtype, device=x.device)
+                x = torch.cat([end, x] if is_first else [x, end], dim)
     return x
 
 

@@ -34,6 +34,11 @@ def _reduction(recording: Recording, func: Any, args: tuple, kwargs: dict) -> to
     return _reduce(recording, name_of(func), args[0], given.get("dim"), bool(given.get("keepdim", False)), dtype)
 
 
+def check_count(name: str, count: int) -> None:
+    if count > _MAX_UNROLLED or count == 0:
+        raise TraceError(f"{name} over {count} elements{where()}; a program can reduce 1 to {_MAX_UNROLLED}")
+
+
 _REDUCERS = {"sum": "add", "prod": "mul", "any": "or", "all": "and", "amin": "min", "amax": "max"}
 
 
@@ -46,8 +51,7 @@ def _reduce(
     dims = list(range(rank)) if dim is None or dim == [] else [dim] if isinstance(dim, int) else dim
     dims = sorted(one % rank for one in dims) if rank else []
     count = math.prod(value.shape[one] for one in dims)
-    if count > _MAX_UNROLLED or count == 0:
-        raise TraceError(f"aten.{name} over {count} elements{where()}; a program can reduce 1 to {_MAX_UNROLLED}")
+    check_count(f"aten.{name}", count)
     kept = [i for i in range(rank) if i not in dims]
     shape = tuple(1 if i in dims else size for i, size in enumerate(value.shape)) if keepdim else None
     shape = tuple(value.shape[i] for i in kept) if shape is None else shape
