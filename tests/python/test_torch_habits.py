@@ -213,6 +213,14 @@ def test_arguments_of_other_kinds_are_refused(arguments, expected):
         flex_attention(**(named | arguments))
 
 
+def test_a_scale_beyond_float32_is_refused_after_many_others():
+    q, k, v = tensors()
+    for scale in range(1, 12):
+        flex_attention(q, k, v, scale=float(scale))
+    with pytest.raises(ValueError, match="scale must be finite in float32, got -1e"):
+        flex_attention(q, k, v, scale=-1e39)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_sinks_of_other_heads_are_refused(dtype):
     with pytest.raises(ValueError, match=r"sinks is torch.float32 \[2, 2\]; expected floating point of shape \[4\]"):

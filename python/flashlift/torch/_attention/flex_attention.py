@@ -1,7 +1,6 @@
 """flex_attention with PyTorch's signature and more arguments."""
 
 import functools
-import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -16,6 +15,7 @@ from flashlift.torch._attention.request import Request
 from flashlift.torch._attention.sequences import mask_mod_of_sequences
 from flashlift.torch._attention.unfused import attend_unfused, is_unfused, refuse_dropout
 from flashlift.torch._mods import traced
+from flashlift.torch._run.dispatch import LARGEST_SCALE
 
 Mod = Callable[..., torch.Tensor]
 
@@ -134,7 +134,7 @@ def _with_scale(
 ) -> tuple[Mod | None, float | None]:
     """A score_mod and a scale with the same meaning. Kernels are fastest if the scale is a constant. But if many scales
     occur, such as a temperature that falls with each step, further ones become numbers that a score_mod captures."""
-    if scale is None or not math.isfinite(scale):
+    if scale is None or not abs(scale) <= LARGEST_SCALE:  # call_kernel() refuses the latter
         return score_mod, scale
     scale = float(scale)
     constants = _constant_scales(query.size(1), query.size(-1), value.size(-1), query.dtype)

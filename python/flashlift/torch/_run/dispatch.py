@@ -9,14 +9,14 @@ from flashlift.torch._run.call import Call
 from flashlift.torch._run.kernels import reads_residual, run
 from flashlift.torch._run.modes import are_plain
 
-_LARGEST_SCALE = torch.finfo(torch.float32).max
+LARGEST_SCALE = torch.finfo(torch.float32).max
 
 
 def call_kernel(call: Call) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Calls the operator, or directly what it does if that makes no difference: torch's dispatcher, in Python, takes
     longer than a short attention. An infinite scale is refused before anything else sees it. The output has the type of
     the query: f32_out and want_residual, False in the given call, are set by the functions that this calls."""
-    if not abs(call.scale) <= _LARGEST_SCALE:
+    if not abs(call.scale) <= LARGEST_SCALE:
         raise ValueError(f"scale must be finite in float32, got {call.scale}")
     given, query = call.tensors, call.query
     if are_transforms_active():
