@@ -158,6 +158,24 @@ def test_numbers_that_no_tensor_stands_for(name, in_graph):
         torch.testing.assert_close(attend(*tensors(), score_mod).double(), expected, atol=1e-4, rtol=1e-4)
 
 
+QUOTIENTS = {
+    "computed": lambda w: lambda s, b, h, q, kv: s - (q - kv).abs() / (2 * w),
+    "by_computed": lambda w: lambda s, b, h, q, kv: s + (2 * w) / (q + 1),
+    "large": lambda w: lambda s, b, h, q, kv: s + kv / 2**31 * w * 1e9,
+    "of_rows": lambda w: lambda s, b, h, q, kv: s + (torch.stack([q, kv]) / (w * 2**20))[0] * 1e6,
+    "floor": lambda w: lambda s, b, h, q, kv: s + torch.div(q - kv, 2 * w, rounding_mode="floor"),
+    "product": lambda w: lambda s, b, h, q, kv: s + kv * (w * 2**31) // 2**30,
+}
+
+
+@pytest.mark.parametrize("name", QUOTIENTS)
+@torch.no_grad()
+def test_quotients_of_integers(name):
+    """True division gives fractions, also if a number is too large for 32 bits, or may be."""
+    for number in (1, 2, 3, 7):
+        assert_matches(*tensors(), QUOTIENTS[name](number))
+
+
 def biased(table, bias):
     return lambda score, b, h, q, kv: score + table[q - kv] + bias[h, kv]
 

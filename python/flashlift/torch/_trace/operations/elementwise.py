@@ -33,18 +33,15 @@ def _promoting(arity: int, compute: Callable[..., Node], *, gives_bool: bool = F
         operands, options = args[:arity], args[arity:]
         if any(isinstance(one, Symbol) for one in (*options, *kwargs.values())):
             raise TraceError(f"{func} needs an option that does not change from call to call{where()}")
-        dtype = operands[0].dtype if arity == 1 else torch.result_type(*operands)
-        if dtype == torch.int32 and _exceeds_i32((*operands, *options, *kwargs.values())):
+        is_wide = _exceeds_i32((*operands, *options, *kwargs.values()))
+        if is_wide and arity > 1 and torch.result_type(*operands) == torch.int32:
             # Numbers that do not fit into 32 bits. Coordinates are int64 in eager PyTorch and int32 in compiled
-            # kernels; only the former give the written number.
-            dtype = inferred_dtype = torch.int64
-            inferred = torch.empty(
-                torch.broadcast_shapes(*(getattr(one, "shape", ()) for one in operands)), device="meta"
-            )
-        else:
-            inferred = infer(func, args, kwargs)
-            inferred_dtype = inferred.dtype
-        out_dtype = torch.bool if gives_bool else inferred_dtype
+            # kernels; only the former give the written number. Torch is asked about int64, since the result need not be
+            # an integer.
+            args = tree_map_only(torch.Tensor, lambda one: one.long(), args)
+        inferred = infer(func, args, kwargs)
+        dtype = operands[0].dtype if arity == 1 else torch.result_type(*args[:arity])
+        out_dtype = torch.bool if gives_bool else inferred.dtype
         values = [operand(recording, one, dtype if gives_bool else out_dtype) for one in operands]
 
         def finish(builder: Builder, *nodes: Node) -> Node:
