@@ -373,3 +373,215 @@ def test_numbers_beyond_a_narrow_type(mod):
     """They wrap to the tensor's type."""
     q, k, v = torch.randn(3, 1, 2, 64, 16, generator=torch.Generator().manual_seed(1)).unbind()
     torch.testing.assert_close(flex_attention(q, k, v, mod), theirs.flex_attention(q, k, v, mod), atol=2e-5, rtol=1e-4)
+
+
+class Leaf(torch.nn.Module):
+    def __init__(self, number):
+        super().__init__()
+        self.number = number
+
+    def forward(self, score):
+        return score * self.number
+
+
+class Loop(torch.nn.Module):
+    """Reads its children without their names."""
+
+    def __init__(self, number, children):
+        super().__init__()
+        self.layers = torch.nn.Sequential(Leaf(number))
+        self.get = children
+
+    def forward(self, score):
+        for one in self.get(self):
+            score = one(score)
+        return score
+
+
+class OfGlobal(torch.nn.Module):
+    def forward(self, score):
+        return score * NUMBER
+
+
+class Slope(torch.nn.LeakyReLU):
+    def forward(self, score):
+        return super().forward(score) * 2
+
+
+def of_sequence(*modules):
+    net = torch.nn.Sequential(*modules)
+    return lambda s, b, h, q, kv: net(s)
+
+
+def by_module(make):
+    def made(x):
+        one = make(x)
+        return lambda s, b, h, q, kv: one(s)
+
+    return made
+
+
+def by_hook(register):
+    def made(x):
+        one = torch.nn.Identity()
+        getattr(one, register)(lambda module, given, *out: (out or given)[0] * x)
+        return lambda s, b, h, q, kv: one(s)
+
+    return made
+
+
+def by_list(x):
+    layers = torch.nn.ModuleList([Leaf(1.5), Leaf(x)])
+    return lambda s, b, h, q, kv: layers[1](layers[-2](s)) + len(layers)
+
+
+def by_dictionary(x):
+    layers = torch.nn.ModuleDict({"a": Leaf(x)})
+    return lambda s, b, h, q, kv: layers["a"](s)
+
+
+def by_order(x):
+    """The same children in another order."""
+    parts = [("twice", Leaf(2.0)), ("square", by_name(torch.square))]
+    return of_sequence(collections.OrderedDict(parts if x > 0 else parts[::-1]))
+
+
+def by_name(function):
+    one = Leaf(1.0)
+    one.forward = function
+    return one
+
+
+MODULES = {
+    "sequential": lambda x: of_sequence(torch.nn.LeakyReLU(x)),
+    "subclass": lambda x: of_sequence(Slope(x)),
+    "nested": lambda x: of_sequence(torch.nn.Sequential(Leaf(x))),
+    "list": by_list,
+    "dict": by_dictionary,
+    "order": by_order,
+    "children": by_module(lambda x: Loop(x, lambda one: one.children())),
+    "named_children": by_module(lambda x: Loop(x, lambda one: [module for _, module in one.named_children()])),
+    "submodule": by_module(lambda x: Loop(x, lambda one: [one.get_submodule("layers.0")])),
+    "own_modules": by_module(lambda x: Loop(x, lambda one: one._modules.values())),
+    "forward": by_module(lambda x: by_name(lambda score: score * x)),
+    "hook": by_hook("register_forward_hook"),
+    "pre_hook": by_hook("register_forward_pre_hook"),
+}
+
+
+@pytest.mark.parametrize("name", MODULES)
+@torch.no_grad()
+def test_modules_that_a_mod_calls(name):
+    for number in (0.5, 2.0, -1.25, 0.25, 0.5):
+        assert_right(MODULES[name](number))
+
+
+def test_what_changes_in_a_module(monkeypatch):
+    q, k, v = torch.randn(3, 1, 2, 20, 8)
+    module, dropout = OfGlobal(), torch.nn.Sequential(torch.nn.Dropout(0.5)).eval()
+    for number in (0.5, 2.0, -1.25):
+        monkeypatch.setitem(globals(), "NUMBER", number)
+        assert_right(lambda s, b, h, i, j: module(s))
+    hook = torch.nn.modules.module.register_module_forward_hook(lambda module, given, out: out * 3)
+    try:
+        assert_right(lambda s, b, h, i, j: module(s))
+    finally:
+        hook.remove()
+    assert_right(lambda s, b, h, i, j: module(s))
+    flex_attention(q, k, v, lambda s, b, h, i, j: dropout(s))
+    dropout.train()
+    with pytest.raises(NotImplementedError, match="draws random numbers"):
+        flex_attention(q, k, v, lambda s, b, h, i, j: dropout(s))
+
+
+class Node:
+    pass
+
+
+def with_parent(x):
+    parent = Node()
+    parent.number, parent.child = x, Node()
+    parent.child.parent = parent
+    return lambda s, b, h, q, kv: s * parent.child.parent.number
+
+
+def with_itself(x, is_own=True):
+    """Two ways back that lead to other objects."""
+    parent, parent.number = (one := Node()), x
+    parent.child = Node()
+    parent.child.number = 7.0
+    parent.child.back = parent.child if is_own else one
+    return lambda s, b, h, q, kv: s * parent.child.back.number
+
+
+def with_recursion(x):
+    def power(score, count):
+        return score if count == 0 else power(score * x, count - 1)
+
+    return lambda s, b, h, q, kv: power(s, 3)
+
+
+class Configured:
+    def __init__(self, number):
+        self.number = number
+
+    def factor(self):
+        return CONFIGURED.number
+
+    def score_mod(self, score, b, h, q, kv):
+        return score * self.factor()
+
+
+CONFIGURED = Configured(0.5)
+
+
+def with_global(x):
+    CONFIGURED.number = x
+    return CONFIGURED.score_mod
+
+
+@pytest.mark.parametrize("make", [with_parent, with_recursion, with_global])
+@torch.no_grad()
+def test_what_refers_back_to_itself(make):
+    for number in (0.5, 2.0, -1.25, 0.25, 3.0):
+        assert_right(make(number))
+
+
+@torch.no_grad()
+def test_where_a_way_back_leads():
+    for is_own in (True, False, True):
+        assert_right(with_itself(2.0, is_own))
+
+
+def with_size(score, b, h, q, kv):
+    return score * with_size.size
+
+
+GETTER, CALLER = operator.attrgetter("x.number"), operator.methodcaller("factor")
+HOLDER = types.SimpleNamespace(x=Configured(0.5))
+DEFAULT = [contextvars.ContextVar("default", default=number) for number in (0.5, 2.0)]
+
+
+@torch.no_grad()
+def test_numbers_in_unusual_places():
+    for number in (0.5, 2.0, -1.25, 0.25):
+        with_size.size = HOLDER.x.number = CONFIGURED.number = number
+        assert_right(with_size)
+        assert_right(lambda s, b, h, q, kv: with_size(s, b, h, q, kv))
+        assert_right(lambda s, b, h, q, kv: s * GETTER(HOLDER))
+        assert_right(lambda s, b, h, q, kv: s * CALLER(CONFIGURED))
+    for variable in DEFAULT:
+        assert_right(lambda s, b, h, q, kv, variable=variable: s * variable.get())
+
+
+@torch.no_grad()
+def test_what_else_is_known_of_a_tensor():
+    square = torch.randn(3, 3)
+    for table in (square, square.T, square.clone(), square[1:]):
+        assert_right(lambda s, b, h, q, kv, table=table: s * (table.stride(0) + table.is_contiguous()))
+        assert_right(lambda s, b, h, q, kv, table=table: s * (table.storage_offset() + 2))
+    for table in (square, torch.nn.Parameter(square, requires_grad=False)):
+        assert_right(lambda s, b, h, q, kv, table=table: s * (2 if isinstance(table, torch.nn.Parameter) else 3))
+    for number in (0.5, 2.0, -1.25):
+        square.number = number
+        assert_right(lambda s, b, h, q, kv: s * square.number + square[0, 0])

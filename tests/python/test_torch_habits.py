@@ -352,3 +352,41 @@ def test_rounding_to_decimals():
 def test_other_devices_are_refused_by_name(attend):
     with pytest.raises(ValueError, match="CUDA and CPU devices.*meta"):
         attend(*(one.to("meta") for one in tensors()))
+
+
+INFERRED = torch.randn(12)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda w: lambda s, b, h, i, j: s + torch.tensor([1.0, 2.0])[h % 2] * j,
+        lambda w: lambda s, b, h, i, j: s + INFERRED[(i - j) % 12],
+        lambda w: lambda s, b, h, i, j: torch.where(i - j < w, s, s / w),
+    ],
+    ids=["literal", "size", "number"],
+)
+def test_training_after_a_first_call_in_inference_mode(make):
+    """What a trace keeps serves both."""
+    given = tensors(requires_grad=True)
+    for number in (3, 4, 5):
+        with torch.inference_mode():
+            first = flex_attention(*given, make(number))
+        out = flex_attention(*given, make(number))
+        out.sum().backward()
+        assert first.is_inference() and torch.equal(out, first)
+
+
+def test_a_mod_under_autocast_and_without():
+    table, q, k, v = torch.randn(2, 20, 8, requires_grad=True), *tensors()
+    mod = lambda s, b, h, i, j: s + table[b, i] @ table[b, j]
+    results = []
+    for is_on in (False, True, False, True):
+        with torch.autocast("cpu", torch.bfloat16, enabled=is_on):
+            results.append(flex_attention(q.clone(), k, v, mod).detach())
+            # The trace's conversion of the table, which has no gradient, is not that of other operations.
+            assert (table[0] @ table[0].T).requires_grad
+            (grad,) = torch.autograd.grad((table[0] @ torch.ones(8)).sum(), table)
+            assert grad[0].abs().sum() > 0
+    assert torch.equal(results[0], results[2]) and torch.equal(results[1], results[3])
+    assert not torch.equal(results[0], results[1].float())

@@ -25,6 +25,7 @@ __all__ = [
     "RecordFunction",
     "TorchDispatchMode",
     "are_transforms_active",
+    "autocast_state",
     "calls_by_name",
     "clear_transforms",
     "count_of_modes",
@@ -119,6 +120,13 @@ def is_traced_by_jit() -> bool:
 
 def is_making_graph() -> bool:
     return _get_tracing_state() is not None or any(map(_get_dispatch_mode, _GRAPH_MODES))
+
+
+def autocast_state() -> tuple | None:
+    """What torch.autocast does now to operations on our devices; None if nothing."""
+    if not _C._is_any_autocast_enabled():
+        return None
+    return tuple((torch.is_autocast_enabled(one), torch.get_autocast_dtype(one)) for one in ("cpu", "cuda"))
 
 
 def forward_mode_level() -> int:

@@ -21,13 +21,13 @@ from flashlift.torch._mods.walk import Walk
 
 
 class Copy:
-    """Copies functions and objects, with some of their numbers replaced. Numbers are counted in the walk's order."""
+    """Copies functions and objects, with some of their numbers replaced. Numbers are counted in the walk's order. What
+    refers back to itself is not copied: see Walk.is_cyclic."""
 
     def __init__(self, numbers: dict[int, torch.Tensor], walk: Walk) -> None:
         self._numbers = numbers
         self._fields = walk.fields
         self._next = 0
-        self._open: set[int] = set()
 
     def of(self, value: Any) -> Any:
         kind = type(value)
@@ -36,13 +36,9 @@ class Copy:
                 return value
             self._next += 1
             return self._numbers.get(self._next - 1, value)
-        if kind in EXACT or isinstance(value, torch.Tensor) or id(value) in self._open:
+        if kind in EXACT or isinstance(value, torch.Tensor):
             return value
-        self._open.add(id(value))
-        try:
-            return self._composite(value, kind)
-        finally:
-            self._open.discard(id(value))
+        return self._composite(value, kind)
 
     def _composite(self, value: Any, kind: type) -> Any:
         if kind is types.FunctionType:
@@ -99,4 +95,5 @@ class Copy:
         )
         copy = types.FunctionType(code, globals_, function.__name__, defaults, tuple(cells) or None)
         copy.__kwdefaults__ = keyword_defaults
+        copy.__dict__.update(function.__dict__)
         return copy

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import torch
 
-from flashlift.torch._internals import disable_transforms
+from flashlift.torch._internals import autocast_state, disable_transforms
 from flashlift.torch._mods.copy import Copy
 from flashlift.torch._mods.walk import Walk
 from flashlift.torch._trace import Trace, as_tensor, trace
@@ -54,7 +54,8 @@ class Leaves(NamedTuple):
 def traced(mod: Callable, kind: str) -> tuple[Trace, Leaves]:
     """The trace of a mod, and the tensors and numbers that this function captures."""
     walk, structure = _walked(mod)
-    key = (kind, structure)
+    autocast = autocast_state()
+    key = (kind, structure, autocast)
     try:
         walks_wholly = key in _walked_wholly
     except TypeError:  # sizes that a graph leaves open are not hashable
@@ -62,7 +63,7 @@ def traced(mod: Callable, kind: str) -> tuple[Trace, Leaves]:
         return trace(mod, kind, walk.tensors), _leaves(walk, frozenset())
     if walks_wholly:
         walk, structure = _walked(mod, wholly=True)
-        return _traced(mod, kind, walk, ("wholly", kind, structure))
+        return _traced(mod, kind, walk, ("wholly", kind, structure, autocast))
     found, leaves = _traced(mod, kind, walk, key)
     if not found.reads_unknown:
         return found, leaves
@@ -82,7 +83,7 @@ def _walked(mod: Callable, wholly: bool = False) -> tuple[Walk, Hashable]:
         walk = Walk(wholly, names)
         structure = walk.of(mod, frozenset())
         if walk.names_of_all is None or walk.met <= walk.names_of_all:
-            return walk, structure
+            return walk, (structure, walk.layouts())
         names |= walk.met
 
 
@@ -105,7 +106,7 @@ def _traced(mod: Callable, kind: str, walk: Walk, key: Hashable) -> tuple[Trace,
         if found is not None:
             found, varying = family.choose(values, found, varying)
             return found, _leaves(walk, varying)
-        if family.latest is not None and values and not walk.distinguishes_tensors:
+        if family.latest is not None and values and not (walk.distinguishes_tensors or walk.is_cyclic):
             varying |= {i for i, one in enumerate(values) if one != family.latest[i]} - family.fixed
     made = None
     if varying:
@@ -137,7 +138,7 @@ def _leaves(walk: Walk, varying: frozenset[int]) -> Leaves:
 
 def _trace_with_arguments(mod: Callable, kind: str, walk: Walk, varying: frozenset[int]) -> Trace | None:
     """The trace of a copy of the mod in which some numbers are arguments, or None if the mod needs their values."""
-    with disable_transforms():
+    with disable_transforms(), torch.inference_mode(False):
         numbers = {i: as_tensor(walk.numbers[i]) for i in sorted(varying)}
     try:
         copy = Copy(numbers, walk).of(mod)

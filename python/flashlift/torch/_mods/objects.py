@@ -43,6 +43,16 @@ def names_in(code: types.CodeType) -> frozenset[str]:
     return frozenset(names)
 
 
+def names_of_getter(value: Any) -> set[str]:
+    """The names that an attrgetter or a methodcaller reads; none for other objects."""
+    if not isinstance(value, (operator.attrgetter, operator.methodcaller)):
+        return set()
+    maker, arguments = value.__reduce__()
+    arguments = maker.args if isinstance(maker, functools.partial) else arguments
+    read = arguments if isinstance(value, operator.attrgetter) else arguments[:1]
+    return {name for one in read for name in one.split(".")}
+
+
 # Names of functions that distinguish a tensor from a number, or look it up by its identity.
 _DISTINGUISHING = frozenset(
     "isinstance issubclass type __class__ is_tensor hasattr getattr callable get hash id dispatch".split()
@@ -87,8 +97,19 @@ def _sorted_names_in(code: types.CodeType) -> tuple[str, ...]:
 
 
 def is_torchs_own(function: types.FunctionType) -> bool:
+    """Whether a function is torch's or ours, and captures nothing."""
     module = function.__module__
-    return module is not None and module.split(".", 1)[0] == "torch" and not function.__code__.co_freevars
+    is_known = module is not None and module.split(".", 1)[0] in ("torch", "flashlift")
+    return is_known and not function.__code__.co_freevars
+
+
+def is_running(function: Any) -> bool:
+    """Whether a function has called this one, directly or not."""
+    frame: types.FrameType | None = sys._getframe()
+    code = getattr(function, "__code__", None)
+    while frame is not None and frame.f_code is not code:
+        frame = frame.f_back
+    return frame is not None
 
 
 @functools.lru_cache(maxsize=4096)
@@ -122,10 +143,35 @@ def own_part_of(kind: type) -> type:
     return kind if has_own else object
 
 
+@functools.lru_cache(maxsize=4096)
+def extends_torchs_module(kind: type) -> bool:
+    """Whether a class of modules inherits from one of torch's, whose functions, which a walk does not visit, read its
+    fields: Sequential its children, LeakyReLU its slope."""
+    bases = (base for base in kind.__mro__ if issubclass(base, torch.nn.Module) and base is not torch.nn.Module)
+    return any(is_librarys(base.__module__) for base in bases)
+
+
+# What torch.nn.Module keeps about itself.
+_OF_MODULES = frozenset(vars(torch.nn.Module())) - {"training"}
+
+
+def hooks_of(module: torch.nn.Module) -> list[Any]:
+    """The hooks that run when a module is called, in their order."""
+    of_all = torch.nn.modules.module
+    return [
+        *of_all._global_forward_pre_hooks.values(),
+        *module._forward_pre_hooks.values(),
+        None,
+        *of_all._global_forward_hooks.values(),
+        *module._forward_hooks.values(),
+    ]
+
+
 def fields_of(value: Any) -> dict[str, Any]:
     fields = dict(getattr(value, "__dict__", ())) | slots_of(value)
     if isinstance(value, torch.nn.Module):
-        fields |= value._parameters | value._buffers | value._modules
+        own = {name: content for name, content in fields.items() if name not in _OF_MODULES}
+        return own | value._parameters | value._buffers | value._modules
     return fields
 
 

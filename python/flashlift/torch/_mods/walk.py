@@ -18,13 +18,17 @@ from flashlift.torch._mods.objects import (
     MAX_ITEMS,
     UNCHANGING,
     distinguishes_tensors,
+    extends_torchs_module,
     fields_of,
     globals_read,
+    hooks_of,
     is_librarys,
+    is_running,
     is_torchs_own,
     may_be_argument,
     modules_read,
     names_in,
+    names_of_getter,
     operators_of,
     own_part_of,
     slots_of,
@@ -53,6 +57,8 @@ class Walk:
     def __init__(self, wholly: bool = False, names: frozenset[str] = frozenset()) -> None:
         # Whether a function may behave differently if a number is replaced by a tensor.
         self.distinguishes_tensors = False
+        # Whether something that Copy copies refers back to itself: the copy would refer back to the original.
+        self.is_cyclic = False
         self.changes = False  # whether another call may find other values
         self.met: set[str] = set()  # names in the functions that were visited
         # The names that were looked up in every object; None without objects.
@@ -63,7 +69,8 @@ class Walk:
         self.fields: dict[int, list[str]] = {}  # by the identity of each object: the attributes that were looked up
         self._wholly = wholly
         self._places: dict[int, int] = {}
-        self._open: set[int] = set()
+        # What is being visited, by its identity: its depth, and whether its numbers may become arguments.
+        self._open: dict[int, tuple[int, bool]] = {}
         self._in_fixed = 0
 
     def of(self, value: Any, names: frozenset[str]) -> Hashable:
@@ -76,22 +83,36 @@ class Walk:
         if kind in EXACT:
             return (kind, value)
         if isinstance(value, torch.Tensor):
-            return self._tensor(value)
-        if id(value) in self._open:  # a function that refers to itself
-            return "again"
-        self._open.add(id(value))
+            return self._tensor(value, names)
+        found = self._open.get(id(value))
+        if found is not None:  # a function that calls itself, or an object that leads back to its owner
+            depth, is_copied = found
+            self.is_cyclic |= is_copied
+            return ("again", depth)
+        self._open[id(value)] = (len(self._open), not self._in_fixed)
         try:
             return self._composite(value, names)
         finally:
-            self._open.discard(id(value))
+            del self._open[id(value)]
 
-    def _tensor(self, tensor: torch.Tensor) -> Hashable:
+    def _tensor(self, tensor: torch.Tensor, names: frozenset[str]) -> Hashable:
         place = self._places.get(id(tensor))
         if place is not None:
             return place
         self._places[id(tensor)] = len(self.tensors)
         self.tensors.append(tensor)
-        return (tensor.dtype, tensor.shape, tensor.requires_grad)
+        state = (type(tensor), tensor.dtype, tensor.shape, tensor.requires_grad)
+        if not tensor.__dict__:
+            return state
+        wanted = self._names_for_object(names)
+        read = sorted(wanted & vars(tensor).keys())
+        return (*state, *((name, self._fixed(vars(tensor)[name], wanted)) for name in read))
+
+    def layouts(self) -> Hashable:
+        """How the tensors lie in memory, if a function may ask for it."""
+        if self.met.isdisjoint(_OF_LAYOUT):
+            return None
+        return tuple((one.stride(), one.storage_offset()) for one in self.tensors)
 
     def _composite(self, value: Any, names: frozenset[str]) -> Hashable:
         kind = type(value)
@@ -124,9 +145,13 @@ class Walk:
             is_bound = not isinstance(value.__self__, (type, types.ModuleType, types.NoneType))
             return (value.__name__, self._fixed(value.__self__, names)) if is_bound else _Identity(value)
         if isinstance(value, (types.ModuleType, *UNCHANGING)):
+            self.met |= names_of_getter(value)
             return _Identity(value)
         if kind is contextvars.ContextVar:
-            return self._fixed(value.get(None), names)
+            try:
+                return self._fixed(value.get(), names)
+            except LookupError:
+                return None
         has_fields = hasattr(value, "__dict__") or any("__slots__" in vars(base) for base in kind.__mro__)
         if has_fields and not isinstance(value, CHANGING):
             return self._object(value, names)
@@ -159,7 +184,12 @@ class Walk:
         read += [self.of(one, names) for one in modules_read(function)]
         self.changes |= not names.isdisjoint(_UNSEEN)
         defaults = function.__defaults__, function.__kwdefaults__
-        return (code, *cells, tuple(read), *(None if one is None else self.of(one, names) for one in defaults))
+        read += [None if one is None else self.of(one, names) for one in defaults]
+        if function.__dict__:
+            wanted = self._names_for_object(names)
+            fields = sorted(wanted & vars(function).keys())
+            read += [(name, self._fixed(vars(function)[name], wanted)) for name in fields]
+        return (code, *cells, tuple(read))
 
     def _names_for_object(self, names: frozenset[str]) -> frozenset[str]:
         names |= self._names
@@ -188,11 +218,16 @@ class Walk:
         kind = type(value)
         call = getattr(kind, "__call__", None)  # noqa: B004 - its code, not whether there is one
         parts: list[Hashable] = [cast(Hashable, kind)]
-        if isinstance(call, types.FunctionType) and not isinstance(value, torch.nn.Module):
-            parts.append(self._fixed(call, names, self._function))
-            names = names | names_in(call.__code__)
-        if isinstance(value, torch.nn.Module):
-            names = names | names_in(kind.forward.__code__) if isinstance(kind.forward, types.FunctionType) else names
+        calls = [call]
+        is_module = isinstance(value, torch.nn.Module)
+        if is_module:
+            parts += [self._fixed(one, names) for one in hooks_of(value)]
+            # If the module calls the attention, the mod does not call the module.
+            calls = [] if is_running(kind.forward) else [call, kind.forward]
+        for one in calls:
+            if isinstance(one, types.FunctionType) and not is_torchs_own(one):
+                parts.append(self._fixed(one, names, self._function))
+                names = names | names_in(one.__code__)
         # Methods, properties and operators may name further attributes.
         seen: set[str] = set()
         pending = set(names | operators_of(cast(Hashable, kind)))
@@ -203,10 +238,11 @@ class Walk:
                 self._member(vars(base).get(name), name, names, parts, pending)
             pending -= seen
         fields = fields_of(value)
-        wanted = frozenset((*seen, "__wrapped__"))  # set by functools.lru_cache
+        wanted = frozenset((*seen, "__wrapped__", "forward"))  # the function of functools.lru_cache; that of a module
         by_any_name = self._wholly or seen & _REFLECTION or hasattr(own_part_of(kind), "__getattr__")
+        by_any_name = by_any_name or (is_module and (extends_torchs_module(kind) or seen & _REFLECTION_ON_MODULES))
         in_slots = slots_of(value).keys()
-        read = sorted(fields.keys() if by_any_name else wanted & fields.keys())
+        read = list(fields) if by_any_name else sorted(wanted & fields.keys())  # containers may be read in their order
         self.fields[id(value)] = [name for name in read if name not in in_slots]
         parts.extend((name, self.of(fields[name], wanted)) for name in self.fields[id(value)])
         parts.extend((name, self._fixed(fields[name], wanted)) for name in read if name in in_slots)
@@ -228,4 +264,9 @@ class Walk:
 
 # A walk cannot see what a function reads by these names.
 _UNSEEN = frozenset("globals locals eval exec import_module environ getenv random".split())
-_REFLECTION = frozenset(("getattr", "vars", "__dict__", "__getattribute__", "attrgetter"))
+_OF_LAYOUT = frozenset(("stride", "is_contiguous", "storage_offset"))
+_REFLECTION = frozenset(("getattr", "vars", "__dict__", "__getattribute__", "attrgetter", "methodcaller"))
+_REFLECTION_ON_MODULES = frozenset(
+    "children named_children modules named_modules parameters named_parameters buffers named_buffers state_dict "
+    "get_submodule get_parameter get_buffer _modules _parameters _buffers".split()
+)

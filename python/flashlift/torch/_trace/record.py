@@ -166,7 +166,7 @@ def _holds(condition: bool | torch.SymBool) -> bool:
 def _number_tensor(value: int | float, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """A number in the form that programs read. Cached: making a tensor takes longer than finding one, and copying it to
     a GPU takes longer still."""
-    with disable_modes(), disable_transforms():
+    with disable_modes(), disable_transforms(), torch.inference_mode(False):
         return torch.tensor(value, dtype=dtype, device=device)
 
 
@@ -175,11 +175,12 @@ _copies: "weakref.WeakKeyDictionary[torch.Tensor, torch.Tensor]" = weakref.WeakK
 
 def _moved(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     """Moves a scalar, or a table that the mod creates itself, to the device where the kernel can read it."""
-    if tensor.requires_grad or tensor._version:
+    if tensor.requires_grad or tensor.is_inference() or tensor._version:
         return tensor.to(device)
     copy = _copies.get(tensor)
     if copy is None or copy.device != device:
-        copy = _copies[tensor] = tensor.to(device)
+        with torch.inference_mode(False):
+            copy = _copies[tensor] = tensor.to(device)
     return copy
 
 

@@ -10,7 +10,8 @@ with its final overload:
 make_fx would give the same operations as a graph, but not the Python line of each, and at a higher cost.
 """
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -42,11 +43,14 @@ def trace(
     numbers: tensors that replace numbers that it captures; they become arguments of the program.
     Raises TraceError for what a program cannot express.
     """
-    # Gradients are enabled here, so that they are enabled again where a mod leaves torch.no_grad().
+    # Gradients are enabled here, so that they are enabled again where a mod leaves torch.no_grad(). The trace keeps
+    # tensors that the mod creates, which must not be inference tensors: later calls may train.
     unwrapped = Unwrapped()
     with (
         disable_modes(),
         unwrapped.without_transforms(),
+        _without_autocast_cache(),
+        torch.inference_mode(False),
         BELOW_AUTOGRAD(),
         torch.enable_grad(),
     ):
@@ -79,6 +83,18 @@ def trace(
         recording.reads_unknown,
         list(recording.read_at),
     )
+
+
+@contextlib.contextmanager
+def _without_autocast_cache() -> Iterator[None]:
+    """Autocast keeps the converted weights. Those from a trace have no gradient, so that none may leave it; and a trace
+    must see every conversion."""
+    was_enabled = torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(False)
+    try:
+        yield
+    finally:
+        torch.set_autocast_cache_enabled(was_enabled)
 
 
 def _result(recording: Recording, result: Any, kind: str) -> Node:
