@@ -47,10 +47,11 @@ def names_of_getter(value: Any) -> set[str]:
     """The names that an attrgetter or a methodcaller reads; none for other objects."""
     if not isinstance(value, (operator.attrgetter, operator.methodcaller)):
         return set()
-    maker, arguments = value.__reduce__()
+    reduced: Any = value.__reduce__()
+    maker, arguments = reduced
     arguments = maker.args if isinstance(maker, functools.partial) else arguments
     read = arguments if isinstance(value, operator.attrgetter) else arguments[:1]
-    return {name for one in read for name in one.split(".")}
+    return {name for one in map(str, read) for name in one.split(".")}
 
 
 # Names of functions that distinguish a tensor from a number, or look it up by its identity.

@@ -214,33 +214,34 @@ class Walk:
         return tuple(parts)
 
     def _object(self, value: Any, names: frozenset[str]) -> Hashable:
-        names = self._names_for_object(names)
         kind = type(value)
-        call = getattr(kind, "__call__", None)  # noqa: B004 - its code, not whether there is one
         parts: list[Hashable] = [cast(Hashable, kind)]
-        calls = [call]
         is_module = isinstance(value, torch.nn.Module)
+        calls: list[Any] = [getattr(kind, "__call__", None)]  # noqa: B004 - its code, not whether there is one
         if is_module:
             parts += [self._fixed(one, names) for one in hooks_of(value)]
             # If the module calls the attention, the mod does not call the module.
-            calls = [] if is_running(kind.forward) else [call, kind.forward]
-        for one in calls:
-            if isinstance(one, types.FunctionType) and not is_torchs_own(one):
-                parts.append(self._fixed(one, names, self._function))
-                names = names | names_in(one.__code__)
+            calls = [] if is_running(kind.forward) else [*calls, kind.forward]
+        calls = [one for one in calls if isinstance(one, types.FunctionType) and not is_torchs_own(one)]
+        names = self._names_for_object(names.union(*(names_in(one.__code__) for one in calls)))
+        parts += [self._fixed(one, names, self._function) for one in calls]
         # Methods, properties and operators may name further attributes.
         seen: set[str] = set()
         pending = set(names | operators_of(cast(Hashable, kind)))
         while pending:
-            name = pending.pop()
-            seen.add(name)
+            seen |= pending
+            named: set[str] = set()
             for base in kind.__mro__:  # all of them, since super() finds hidden ones
-                self._member(vars(base).get(name), name, names, parts, pending)
-            pending -= seen
+                members = vars(base)
+                for name in sorted(pending & members.keys()):
+                    self._member(members[name], name, names, parts, named)
+            pending = named - seen
         fields = fields_of(value)
         wanted = frozenset((*seen, "__wrapped__", "forward"))  # the function of functools.lru_cache; that of a module
         by_any_name = self._wholly or seen & _REFLECTION or hasattr(own_part_of(kind), "__getattr__")
-        by_any_name = by_any_name or (is_module and (extends_torchs_module(kind) or seen & _REFLECTION_ON_MODULES))
+        by_any_name = by_any_name or (
+            is_module and (extends_torchs_module(cast(Hashable, kind)) or seen & _REFLECTION_ON_MODULES)
+        )
         in_slots = slots_of(value).keys()
         read = list(fields) if by_any_name else sorted(wanted & fields.keys())  # containers may be read in their order
         self.fields[id(value)] = [name for name in read if name not in in_slots]
@@ -248,7 +249,7 @@ class Walk:
         parts.extend((name, self._fixed(fields[name], wanted)) for name in read if name in in_slots)
         return tuple(parts)
 
-    def _member(self, member: Any, name: str, names: frozenset[str], parts: list[Hashable], pending: set[str]) -> None:
+    def _member(self, member: Any, name: str, names: frozenset[str], parts: list[Hashable], named: set[str]) -> None:
         """Visits the class attribute of a name that functions read of an instance, and the names that it uses."""
         member = member.fget if isinstance(member, property) else member
         member = member.func if isinstance(member, functools.cached_property) else member
@@ -259,7 +260,7 @@ class Walk:
             parts.append((name, self._fixed(member, names)))
         elif (member.__module__ or "").split(".")[0] != "torch":
             parts.append((name, self._fixed(member, names, self._function)))
-            pending |= names_in(member.__code__)
+            named |= names_in(member.__code__)
 
 
 # A walk cannot see what a function reads by these names.
