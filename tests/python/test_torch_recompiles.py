@@ -1,8 +1,10 @@
 """Calls that compile nothing: other tensors, other lengths, other numbers in the same mod."""
 
 import collections
+import contextlib
 import enum
 import functools
+import math
 
 import pytest
 import torch
@@ -75,6 +77,17 @@ class Window:
         return q - kv > self.size * 2
 
 
+def without_gradient(factor, extra=None):
+    """A `with` statement, whose exceptions are not lost, and a comparison by identity with None."""
+
+    def mod(score, b, h, q, kv):
+        with torch.no_grad():
+            gain = score * factor
+        return gain if extra is None else gain + extra
+
+    return mod
+
+
 class Scaled(torch.nn.Module):
     def __init__(self, factor):
         super().__init__()
@@ -97,13 +110,14 @@ class Scaled(torch.nn.Module):
         (lambda w: (None, Window(w)), range(1, 30, 5), 2),
         (lambda w: (None, Window(w, Window(w + 5)).mask), range(1, 30, 5), 2),
         (lambda w: (None, Window(4, Window(w))), range(1, 30, 5), 2),
+        (lambda w: (without_gradient(w / 8), None), range(1, 9), 2),
         (lambda w: (Scaled(w / 8).score_mod, None), range(1, 9), 2),
         (lambda n: (None, first_keys(n)), range(1, 5), 4),
         (lambda p: (lambda score, b, h, q, kv: score.abs() ** p, None), [1, 2, 0.5, 1.5], 4),
     ],
     ids=[
         *("window", "nested", "softcap", "or_masks", "partial", "derived"),
-        *("object", "method", "object_in_object", "module", "loop", "power"),
+        *("object", "method", "object_in_object", "with", "module", "loop", "power"),
     ],
 )
 @torch.no_grad()
@@ -125,6 +139,39 @@ def by_class(number):
     return mod
 
 
+def by_exception(number):
+    def mod(score, b, h, q, kv):
+        try:
+            factor = {2: 0.5, 11: 0.25}[number]
+        except KeyError:
+            factor = 1.5
+        return score * factor
+
+    return mod
+
+
+def by_suppressed_exception(number):
+    def mod(score, b, h, q, kv):
+        with contextlib.suppress(Exception):
+            score = score * math.sqrt(number)
+        return score
+
+    return mod
+
+
+BY_DEFAULT = collections.defaultdict(lambda: 1.5, {2: 0.5, 11: 0.25})
+
+# Dynamo may read these in its own way.
+NUMBERS_OUTSIDE_OF_GRAPHS = {
+    "exception": by_exception,
+    "suppress": by_suppressed_exception,
+    "root": lambda w: lambda s, b, h, q, kv: s * math.sqrt(w),
+    "default": lambda w: lambda s, b, h, q, kv: s * BY_DEFAULT[w],
+    "text": lambda w: lambda s, b, h, q, kv: s * len(str(w)),
+    "format": lambda w: lambda s, b, h, q, kv: s * len(f"{w:2}{w!r}"),
+    "identity": lambda w, held=7: lambda s, b, h, q, kv: s * (2 if w is held else 3),
+}
+
 NUMBERS_THAT_ARE_NONE = {
     "isinstance": lambda w: lambda s, b, h, q, kv: s * (0.5 if isinstance(w, int) else 3) + w,
     "contains": lambda w: lambda s, b, h, q, kv: s * (0.5 if w in {2, 11} else 1.5),
@@ -142,9 +189,9 @@ NUMBERS_THAT_ARE_NONE = {
     # Dynamo does not read `match`.
     [
         (name, in_graph)
-        for name in NUMBERS_THAT_ARE_NONE
+        for name in NUMBERS_THAT_ARE_NONE | NUMBERS_OUTSIDE_OF_GRAPHS
         for in_graph in (False, True)
-        if (name, in_graph) != ("match", True)
+        if not in_graph or name not in ("match", *NUMBERS_OUTSIDE_OF_GRAPHS)
     ],
 )
 @torch.no_grad()
@@ -153,7 +200,7 @@ def test_numbers_that_no_tensor_stands_for(name, in_graph):
     torch._dynamo.reset()
     attend = torch.compile(by_function, fullgraph=True, backend="aot_eager") if in_graph else by_function
     for number in (2, 7, 11, 4, 5):
-        score_mod = NUMBERS_THAT_ARE_NONE[name](number)
+        score_mod = (NUMBERS_THAT_ARE_NONE | NUMBERS_OUTSIDE_OF_GRAPHS)[name](number)
         expected = unfused(*(one.double() for one in tensors()), score_mod)[0]
         torch.testing.assert_close(attend(*tensors(), score_mod).double(), expected, atol=1e-4, rtol=1e-4)
 

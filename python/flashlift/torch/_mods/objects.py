@@ -4,6 +4,7 @@ import collections
 import collections.abc
 import dis
 import functools
+import itertools
 import math
 import operator
 import sys
@@ -56,16 +57,29 @@ def names_of_getter(value: Any) -> set[str]:
 
 # Names of functions that distinguish a tensor from a number, or look it up by its identity.
 _DISTINGUISHING = frozenset(
-    "isinstance issubclass type __class__ is_tensor hasattr getattr callable get hash id dispatch".split()
+    "isinstance issubclass type __class__ is_tensor hasattr getattr callable get hash id is_ is_not dispatch".split()
 )
 
 
 @functools.lru_cache(maxsize=4096)
 def distinguishes_tensors(code: types.CodeType) -> bool:
     inner = any(distinguishes_tensors(one) for one in code.co_consts if isinstance(one, types.CodeType))
-    if inner or not _DISTINGUISHING.isdisjoint(code.co_names):
+    if inner or not _DISTINGUISHING.isdisjoint(code.co_names) or _catches(code):
         return True
-    return any(one.opname == "CONTAINS_OP" or one.opname.startswith("MATCH") for one in dis.get_instructions(code))
+    instructions = list(dis.get_instructions(code))
+    if any(one.opname == "CONTAINS_OP" or one.opname.startswith("MATCH") for one in instructions):
+        return True
+    before_identity = [one for one, then in itertools.pairwise(instructions) if then.opname == "IS_OP"]
+    return not all(one.opname.startswith("LOAD_CONST") and one.argval is None for one in before_identity)
+
+
+def _catches(code: types.CodeType) -> bool:
+    """Whether a function may catch an exception, so that what a tensor refuses goes unnoticed."""
+    names = [one.opname for one in dis.get_instructions(code)]
+    handlers = names.count("PUSH_EXC_INFO") - names.count("WITH_EXCEPT_START")  # those of `with` raise it again
+    if sys.version_info < (3, 11):
+        handlers = names.count("SETUP_FINALLY")
+    return handlers > 0 or "suppress" in code.co_names
 
 
 def globals_read(function: types.FunctionType) -> list[str]:

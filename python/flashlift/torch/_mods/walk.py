@@ -134,6 +134,7 @@ class Walk:
             return (_Identity(value), self._fixed(value.value, names))
         if isinstance(value, (int, float, str, bytes, np.generic)):
             return (kind, repr(value))
+        self.distinguishes_tensors |= hasattr(kind, "__missing__")  # a dictionary that has every key
         if isinstance(value, (tuple, list, dict)) and len(value) <= MAX_ITEMS:
             items = value.items() if isinstance(value, dict) else value
             return (kind, *(self._fixed(item, names) for item in items))

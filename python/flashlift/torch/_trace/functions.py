@@ -46,6 +46,9 @@ _READS_CONTENT = frozenset(
     for name in ("numpy", "tolist", "__array__", "__deepcopy__", "data_ptr", "untyped_storage", "storage", "__dlpack__")
 )
 
+# Functions that write a tensor's content as text.
+_WRITES = frozenset((torch.Tensor.__repr__, torch.Tensor.__format__))
+
 # Functions that read the tensors in a list of numbers without any ATen operation.
 _TAKES_LISTS = frozenset(
     (
@@ -93,6 +96,8 @@ class ModFunctions(IndexByTensors):
                 f"Tensor.{func.__name__} reads the content of a tensor while the mod is traced{where()}; use tensor "
                 "operations only"
             )
+        if func in _WRITES and self._recording.is_number(args[0]):
+            raise TraceError(f"the text of a number is not that of a tensor in its place{where()}")
         if func in _TAKES_LISTS and any(map(self._recording.is_open, _in_lists((*args, *(kwargs or {}).values())))):
             raise TraceError(
                 f"{func.__name__}() of a list reads the content of the tensors in it while the mod is traced{where()}; "
