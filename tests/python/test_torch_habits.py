@@ -313,6 +313,37 @@ def test_coordinates_beyond_a_tensor_are_refused(compiles):
     torch.testing.assert_close(clamped, torch.softmax(q @ k.mT / 4 + padded + wide, -1) @ v, atol=1e-5, rtol=1e-4)
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("compiles", [False, True], ids=["eager", "compiled"])
+def test_a_number_that_moves_an_index_beyond_a_tensor(compiles):
+    """Also where the number is an argument of the program, or another number computed from it is: but not where a graph
+    computes that, since its value is not known before the graph runs."""
+    q, k, v = tensors()
+    table = torch.randn(60)
+    call = lambda q, k, v, w: flex_attention(q, k, v, lambda s, b, h, i, j: s + table[i - j + w] + table[j + 2 * w])
+    attend = torch.compile(call, backend="aot_eager") if compiles else call
+    row, column = torch.arange(20)[:, None], torch.arange(20)
+    for w in (4, 5, 300, 6, 41, -80, 7, 20, *(() if compiles else (21,))):
+        if w in (300, 41, -80, 21):
+            with pytest.raises(Exception, match="an index from .* in a dimension of size 60"):
+                attend(q, k, v, w)
+            continue
+        scores = q @ k.mT / 4 + table[row - column + w] + table[column + 2 * w]
+        torch.testing.assert_close(attend(q, k, v, w), scores.softmax(-1) @ v, atol=1e-5, rtol=1e-4)
+
+
+def test_an_attempt_that_fails_prints_nothing(capfd):
+    attend = torch.compile(
+        lambda q, w: flex_attention(q, q, q, lambda s, b, h, i, j: s + round(w / 2) * j),
+        backend="aot_eager",
+        fullgraph=True,
+    )
+    q = tensors()[0]
+    for w in (3, 5, 7):
+        attend(q, w)
+    assert "Traceback" not in capfd.readouterr().err
+
+
 def test_a_captured_tensor_that_becomes_too_small():
     """Another size does not need another program."""
     q, k, v = tensors()

@@ -81,9 +81,10 @@ def _trace_graph(graph: Any, kind: str, captured: list, factor: Any = None) -> t
     captures are symbols of Dynamo's; where possible they become arguments of the program."""
     floats = _read_floats(graph, len(captured))
     captured = [one.item() if i in floats else one for i, one in enumerate(captured)]
-    mod = graph
+    # Not the call of a GraphModule, which prints errors before it raises them: some attempts are meant to fail.
+    mod = graph.forward if isinstance(graph, torch.fx.GraphModule) else graph
     if factor is not None:
-        mod, captured = _of_product(graph), [*captured, factor]
+        mod, captured = _of_product(mod), [*captured, factor]
     try:
         found, leaves = _trace_captures(mod, kind, captured, floats, 0)
     except RuntimeError as error:
@@ -122,9 +123,9 @@ def _trace_captures(mod: Any, kind: str, captured: list, floats: Any, content: i
     return found, Leaves(tensors, numbers)
 
 
-def _of_product(graph: Any) -> Callable[..., torch.Tensor]:
+def _of_product(mod: Any) -> Callable[..., torch.Tensor]:
     """The mod, applied to the score times the last argument."""
-    return lambda score, *rest: graph(score * rest[-1], *rest[:-1])
+    return lambda score, *rest: mod(score * rest[-1], *rest[:-1])
 
 
 def _divided(values: list, is_tensor: list[bool]) -> tuple[list, list]:

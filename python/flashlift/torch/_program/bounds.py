@@ -1,6 +1,6 @@
 """Bounds of a program's integers, from the sizes of the problem."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -8,11 +8,11 @@ from flashlift.torch._program.graph import INT_LIMITS, LARGEST_ARGUMENT, Node
 
 
 def coordinates_of(node: Node) -> list[str] | None:
-    """The coordinates that a node adds, if each occurs at most once, so that the node reaches its bounds. None for
-    other nodes."""
+    """The coordinates that a node adds to each other and to numbers, if each occurs at most once, so that the node
+    reaches its bounds. None for other nodes."""
     if node.op in ("b", "h", "q", "kv"):
         return [node.op]
-    if node.op == "constant":
+    if node.op == "constant" or (node.op == "number" and node.type != "i1"):
         return []
     if node.op not in ("add", "sub", "to_i64") or node.type == "f32":
         return None
@@ -25,13 +25,16 @@ def coordinates_of(node: Node) -> list[str] | None:
     return found
 
 
-def reach_of(node: Node, sizes: Mapping[str, Any]) -> tuple[Any, Any]:
-    """The lowest and the highest value that a sum of coordinates has, given their sizes as numbers or symbols."""
+def reach_of(node: Node, sizes: Mapping[str, Any], number: Callable[[int], Any]) -> tuple[Any, Any]:
+    """The lowest and the highest value that a sum of coordinates has, given their sizes as numbers or symbols, and the
+    program's arguments by the index of their capture."""
     if node.op == "constant":
         return (node.payload, node.payload)
+    if node.op == "number":
+        return (number(node.payload),) * 2
     if node.op in sizes:
         return (0, sizes[node.op] - 1)
-    reaches = [reach_of(arg, sizes) for arg in node.args]
+    reaches = [reach_of(arg, sizes, number) for arg in node.args]
     if node.op == "to_i64":
         return reaches[0]
     (low, high), (other_low, other_high) = reaches

@@ -142,9 +142,15 @@ class Trace:
     def _check_indices(self, sizes: Mapping[str, Any], slots: Sequence[Any]) -> None:
         if any(type(one) is int and one == 0 for one in sizes.values()):
             return  # there are no coordinates
+
+        def number(capture: int) -> Any:
+            return slots[cast(Slot, self.sources[capture]).number]
+
         for index, of in self.read_at:
             size: Any = slots[of.number].shape[of.dim] if type(of) is SizeOf else of
-            low, high = reach_of(index, sizes)
+            low, high = reach_of(index, sizes, number)
+            if isinstance(low, torch.Tensor):  # a graph computes a number, whose value is not known yet
+                continue
             if _holds(-size <= low) and _holds(high < size):
                 continue
             low, high, size = map(int, (low, high, size))
