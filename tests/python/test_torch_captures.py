@@ -557,6 +557,7 @@ def with_size(score, b, h, q, kv):
     return score * with_size.size
 
 
+PARTIAL = functools.partial(lambda s, b, h, q, kv: s * PARTIAL.number)
 GETTER, CALLER = operator.attrgetter("x.number"), operator.methodcaller("factor")
 HOLDER = types.SimpleNamespace(x=Configured(0.5))
 DEFAULT = [contextvars.ContextVar("default", default=number) for number in (0.5, 2.0)]
@@ -565,8 +566,9 @@ DEFAULT = [contextvars.ContextVar("default", default=number) for number in (0.5,
 @torch.no_grad()
 def test_numbers_in_unusual_places():
     for number in (0.5, 2.0, -1.25, 0.25):
-        with_size.size = HOLDER.x.number = CONFIGURED.number = number
+        with_size.size = PARTIAL.number = HOLDER.x.number = CONFIGURED.number = number
         assert_right(with_size)
+        assert_right(PARTIAL)
         assert_right(lambda s, b, h, q, kv: with_size(s, b, h, q, kv))
         assert_right(lambda s, b, h, q, kv: s * GETTER(HOLDER))
         assert_right(lambda s, b, h, q, kv: s * CALLER(CONFIGURED))

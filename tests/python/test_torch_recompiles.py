@@ -223,6 +223,27 @@ def test_quotients_of_integers(name):
         assert_matches(*tensors(), QUOTIENTS[name](number))
 
 
+def by_quotient(number):
+    def mod(score, b, h, q, kv):
+        return score + 1 / number + 8 % number + 0.5 // number
+
+    return mod
+
+
+@torch.no_grad()
+def test_division_of_a_number_by_zero(compiled):
+    """Python's error, whichever numbers came before, and also for the second number."""
+    for numbers in ((1, 2, 0, 4, 5, 0, 7), (1, 0, 2)):
+        families._families.clear()
+        for number in numbers:
+            if number:
+                assert_matches(*tensors(), by_quotient(number))
+                continue
+            with pytest.raises(ZeroDivisionError):
+                flex_attention(*tensors(), by_quotient(number))
+    assert compiled() <= 3
+
+
 def biased(table, bias):
     return lambda score, b, h, q, kv: score + table[q - kv] + bias[h, kv]
 

@@ -49,7 +49,9 @@ class Copy:
         if kind is functools.partial:
             parts = (value.func, value.args, value.keywords)
             func, args, keywords = (self.of(part) for part in parts)
-            return functools.partial(func, *args, **keywords)
+            copy = functools.partial(func, *args, **keywords)
+            copy.__dict__.update(value.__dict__)
+            return copy
         if kind in (tuple, list) and len(value) <= MAX_ITEMS:
             return kind([self.of(item) for item in value])
         if kind is dict and len(value) <= MAX_ITEMS:

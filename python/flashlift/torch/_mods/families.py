@@ -102,11 +102,18 @@ def _traced(mod: Callable, kind: str, walk: Walk, key: Hashable) -> tuple[Trace,
             _families.move_to_end(key)
         varying = family.varying
         chosen = family.choices.get(values)
-        found = chosen[0] if chosen else family.traces.get(_variant(values, varying))
-        if found is not None:
+        if chosen is not None:
+            family.choices.move_to_end(values)
+            return chosen[0], _leaves(walk, chosen[1])
+        found = family.traces.get(_variant(values, varying))
+    suits = found is not None and found.suits(*_leaves(walk, varying))
+    with _lock:
+        if found is not None and suits:
             found, varying = family.choose(values, found, varying)
             return found, _leaves(walk, varying)
-        if family.latest is not None and values and not (walk.distinguishes_tensors or walk.is_cyclic):
+        if found is not None:
+            varying = frozenset()
+        elif family.latest is not None and values and not (walk.distinguishes_tensors or walk.is_cyclic):
             varying |= {i for i, one in enumerate(values) if one != family.latest[i]} - family.fixed
     made = None
     if varying:
@@ -120,7 +127,8 @@ def _traced(mod: Callable, kind: str, walk: Walk, key: Hashable) -> tuple[Trace,
     if made.reads_unknown:  # tensors that the walk did not find belong to this call only
         return made, _leaves(walk, varying)
     with _lock:
-        family.varying, family.latest = varying, values
+        if found is None:  # otherwise other numbers may still be arguments
+            family.varying, family.latest = varying, values
         family.traces[_variant(values, varying)] = made
         if len(family.traces) > _VARIANTS:
             family.traces.popitem(last=False)
@@ -142,6 +150,7 @@ def _trace_with_arguments(mod: Callable, kind: str, walk: Walk, varying: frozens
         numbers = {i: as_tensor(walk.numbers[i]) for i in sorted(varying)}
     try:
         copy = Copy(numbers, walk).of(mod)
-        return trace(copy, kind, walk.tensors, numbers=list(numbers.values()))
+        made = trace(copy, kind, walk.tensors, numbers=list(numbers.values()))
+        return made if made.suits(*_leaves(walk, varying)) else None
     except Exception:  # if the mod itself is at fault, it will raise again with its own numbers
         return None

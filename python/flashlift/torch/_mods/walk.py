@@ -101,12 +101,8 @@ class Walk:
             return place
         self._places[id(tensor)] = len(self.tensors)
         self.tensors.append(tensor)
-        state = (type(tensor), tensor.dtype, tensor.shape, tensor.requires_grad)
-        if not tensor.__dict__:
-            return state
-        wanted = self._names_for_object(names)
-        read = sorted(wanted & vars(tensor).keys())
-        return (*state, *((name, self._fixed(vars(tensor)[name], wanted)) for name in read))
+        attributes = self._attributes(tensor, names)
+        return (type(tensor), tensor.dtype, tensor.shape, tensor.requires_grad, *attributes)
 
     def layouts(self) -> Hashable:
         """How the tensors lie in memory, if a function may ask for it."""
@@ -123,7 +119,7 @@ class Walk:
             return (self._function(value.__func__), self.of(value.__self__, names))
         if kind is functools.partial:
             parts = (value.func, value.args, value.keywords)
-            return ("partial", *(self.of(part, names) for part in parts))
+            return ("partial", *(self.of(part, names) for part in parts), *self._attributes(value, names))
         if kind in (tuple, list) and len(value) <= MAX_ITEMS:
             return (kind, *(self.of(item, names) for item in value))
         if kind is dict and len(value) <= MAX_ITEMS:
@@ -186,11 +182,15 @@ class Walk:
         self.changes |= not names.isdisjoint(_UNSEEN)
         defaults = function.__defaults__, function.__kwdefaults__
         read += [None if one is None else self.of(one, names) for one in defaults]
-        if function.__dict__:
-            wanted = self._names_for_object(names)
-            fields = sorted(wanted & vars(function).keys())
-            read += [(name, self._fixed(vars(function)[name], wanted)) for name in fields]
+        read += self._attributes(function, names)
         return (code, *cells, tuple(read))
+
+    def _attributes(self, value: Any, names: frozenset[str]) -> list[Hashable]:
+        """What was stored on something that has other content: on a function, a partial or a tensor."""
+        if not value.__dict__:
+            return []
+        wanted = self._names_for_object(names)
+        return [(name, self._fixed(vars(value)[name], wanted)) for name in sorted(wanted & vars(value).keys())]
 
     def _names_for_object(self, names: frozenset[str]) -> frozenset[str]:
         names |= self._names

@@ -1,6 +1,7 @@
 """A mod as a program, and how the tensors that the program reads are made from those that the mod captures."""
 
 import functools
+import math
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -138,6 +139,26 @@ class Trace:
                 value = _moved(value, device)
             found.append(value)
         return found
+
+    def suits(self, leaves: Sequence[torch.Tensor], numbers: Sequence[int | float]) -> bool:
+        """Whether Python would compute the same from these numbers: it raises an error where a number is divided by
+        zero."""
+        if not any(is_number for *_, is_number in self.prelude):
+            return True
+        slots = dict(enumerate(numbers, len(leaves)))
+        first = len(leaves) + len(numbers)
+        with disable_modes(), disable_transforms():
+            for place, (function, args, kwargs, is_number) in enumerate(self.prelude, first):
+                if not is_number:
+                    continue
+                args, kwargs = tree_map_only(Slot, lambda slot: as_tensor(slots[slot.number]), (args, kwargs))
+                try:
+                    slots[place] = function(*args, **kwargs).item()
+                except RuntimeError:  # a division of integers
+                    return False
+                if not math.isfinite(slots[place]):
+                    return False
+        return True
 
     def _check_indices(self, sizes: Mapping[str, Any], slots: Sequence[Any]) -> None:
         if any(type(one) is int and one == 0 for one in sizes.values()):
