@@ -2,6 +2,7 @@
 
 import importlib
 
+import numpy as np
 import pytest
 import torch
 import torch_mods
@@ -421,3 +422,11 @@ def test_a_mod_under_autocast_and_without():
             assert grad[0].abs().sum() > 0
     assert torch.equal(results[0], results[2]) and torch.equal(results[1], results[3])
     assert not torch.equal(results[0], results[1].float())
+
+
+def test_numbers_of_numpy_as_results():
+    q = torch.randn(1, 2, 5, 8)
+    plain = flex_attention(q, q, q)
+    torch.testing.assert_close(flex_attention(q, q, q, mask_mod=lambda b, h, i, j: np.bool_(True)), plain)
+    constant = flex_attention(q, q, q, lambda s, b, h, i, j: np.float32(2))
+    torch.testing.assert_close(constant, q.mean(2, keepdim=True).expand_as(q))

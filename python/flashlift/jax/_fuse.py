@@ -238,8 +238,8 @@ def _export_and_fuse(flat: Callable, shapes: list[jax.ShapeDtypeStruct], strict:
         whole = re.sub(r"mhlo.num_partitions = \d+", "mhlo.num_partitions = 1", original, count=1)
         fused = stablehlo.fuse(whole, name=flat.__name__, gradients=True)
         mesh = _mesh_of(traced) if exported.nr_devices > 1 else None
-    # A function that cannot be exported can still run: one with ordered effects, custom calls without JAX's guarantee, or
-    # axes that have a name outside of it, for which JAX raises AssertionError or NameError.
+    # A function that cannot be exported can still run: one with ordered effects, with custom calls without JAX's
+    # guarantee, or with axes that have a name outside of it, for which JAX raises AssertionError or NameError.
     except (FlashliftError, ValueError, NotImplementedError, AssertionError, NameError) as error:
         if strict:
             raise

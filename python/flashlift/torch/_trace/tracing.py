@@ -14,6 +14,7 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from flashlift.torch._internals import BELOW_AUTOGRAD, disable_modes
@@ -98,6 +99,8 @@ def _without_autocast_cache() -> Iterator[None]:
 
 
 def _result(recording: Recording, result: Any, kind: str) -> Node:
+    if isinstance(result, np.generic):
+        result = result.item()
     if isinstance(result, (bool, int, float)):
         result = torch.tensor(result, device=CPU)
         recording.keep(result)
