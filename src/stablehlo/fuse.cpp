@@ -70,6 +70,8 @@ class Fuser {
     for (const Rearrangement& read : multiplied_sums_) {
       if (llvm::none_of(read.added, [&](mlir::Operation* op) { return erased_.contains(op); })) {
         stablehlo::take_back(read);
+        erased_.insert(read.added.begin(),
+                       read.added.end());  // annotations were of their results, or on their operands
       }
     }
     annotations_.close(erased_);
