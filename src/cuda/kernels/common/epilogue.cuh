@@ -137,6 +137,28 @@ __device__ __forceinline__ void fill_empty_row(const ForwardParams& params, int 
 }
 #endif
 
+// Of row r of the thread's pair: thread t of a quad has columns 8j + 2t of every j; of four j at a time, which are a
+// group, it collects the 8 columns of j = t. pair: what is written of two neighbours.
+template <int kCount, typename Pair>
+__device__ __forceinline__ void collect_eight(const float (&accumulator)[kCount], int r, int group, const Pair& pair,
+                                              u32 (&x)[4]) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const int j = 4 * group + i;
+    x[i] = pair(accumulator[4 * j + 2 * r], accumulator[4 * j + 2 * r + 1]);
+  }
+  transpose_quad(x);
+}
+
+// The sums of row r in local memory, for a loop that is not unrolled.
+template <int kCount>
+__device__ __forceinline__ void copy_row(const float (&accumulator)[kCount], int r, float (&row)[kCount / 2]) {
+#pragma unroll
+  for (int i = 0; i < kCount / 2; ++i) {
+    row[i] = accumulator[i / 2 * 4 + 2 * r + i % 2];
+  }
+}
+
 // Writes one row of the thread's pair, in pairs of elements or chunks of 16 bytes. `inside`: whether the tensor has the
 // row.
 template <int kCount>
@@ -150,17 +172,11 @@ __device__ __forceinline__ void store_vectors(const float (&accumulator)[kCount]
                     accumulator[4 * j + 2 * r + 1]);
   }
 #else
-  // Thread t of a quad has columns 8j + 2t of every j; of four j at a time it collects the 8 columns of j = t. No
-  // branches: predicated stores keep the warp together.
+  // No branches: predicated stores keep the warp together.
 #pragma unroll
   for (int group = 0; group < kCount / 16; ++group) {
     u32 x[4];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const int j = 4 * group + i;
-      x[i] = to_out_pair(accumulator[4 * j + 2 * r], accumulator[4 * j + 2 * r + 1]);
-    }
-    transpose_quad(x);
+    collect_eight(accumulator, r, group, [](float low, float high) { return to_out_pair(low, high); }, x);
     const int column = 8 * (4 * group + lane % 4);
     store_global_if(inside && column < FL_VALUE_DIM, out + column, x);
   }
@@ -173,10 +189,7 @@ template <int kCount>
 __device__ __forceinline__ void store_elements(const float (&accumulator)[kCount], OutElement* out, long long stride,
                                                int r, bool inside) {
   float row[kCount / 2];
-#pragma unroll
-  for (int i = 0; i < kCount / 2; ++i) {
-    row[i] = accumulator[i / 2 * 4 + 2 * r + i % 2];
-  }
+  copy_row(accumulator, r, row);
 #pragma unroll 1
   for (int i = 0; i < kCount / 2; ++i) {
     const int column = i / 2 * 8 + static_cast<int>(threadIdx.x) % 4 * 2 + i % 2;
@@ -233,12 +246,7 @@ __device__ __forceinline__ void store_residual(const float (&accumulator)[kCount
 #pragma unroll
     for (int group = 0; group < kCount / 16; ++group) {
       u32 x[4];
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const int j = 4 * group + i;
-        x[i] = residual_pair(accumulator[4 * j + 2 * r], accumulator[4 * j + 2 * r + 1]);
-      }
-      transpose_quad(x);
+      collect_eight(accumulator, r, group, [](float low, float high) { return residual_pair(low, high); }, x);
       const int column = 8 * (4 * group + thread);
       store_global_if(inside && column < FL_VALUE_DIM, residual + column, __byte_perm(x[0], x[1], 0x5410),
                       __byte_perm(x[2], x[3], 0x5410));
@@ -246,10 +254,7 @@ __device__ __forceinline__ void store_residual(const float (&accumulator)[kCount
     return;
   }
   float x[kCount / 2];
-#pragma unroll
-  for (int i = 0; i < kCount / 2; ++i) {
-    x[i] = accumulator[i / 2 * 4 + 2 * r + i % 2];
-  }
+  copy_row(accumulator, r, x);
 #pragma unroll 1  // small code: see store_elements()
   for (int i = 0; i < kCount / 2; ++i) {
     const int column = i / 2 * 8 + thread * 2 + i % 2;
