@@ -137,26 +137,6 @@ __device__ __forceinline__ TileRows rows_of_thread(const ForwardParams& params, 
   return {tile, within, b, head % params.q_heads, q, min(max((after + kRowsApart - 1) / kRowsApart, 0), kRows)};
 }
 
-// Adds the products of a thread's elements of d_out and factor(row, piece, element).
-template <typename Factor>
-__device__ __forceinline__ void add_products(const Factor& factor, const Piece<DOutBits> (&d_out)[kRows][kPieces],
-                                             float (&sums)[kRows]) {
-  const int lane = static_cast<int>(threadIdx.x) % FL_ROW_THREADS;
-#pragma unroll
-  for (int i = 0; i < kRows; ++i) {
-#pragma unroll
-    for (int j = 0; j < kPieces; ++j) {
-      float sum = 0.0f;
-#pragma unroll
-      for (int e = 0; e < kPiece; ++e) {
-        sum = fmaf(factor(i, j, e), DOutElement::scalar(d_out[i][j].elements[e]), sum);
-      }
-      const bool exists = kWholePieces || (j * FL_ROW_THREADS + lane) * kPiece < FL_VALUE_DIM;
-      sums[i] += exists ? sum : 0.0f;
-    }
-  }
-}
-
 // This thread's share of <d_out, out> of each row. There is at least one.
 __device__ __forceinline__ void sum_products(const ForwardParams& params, const BackwardParams& backward,
                                              const RowTiles& tiles, const TileRows& rows, float (&sums)[kRows]) {
@@ -180,12 +160,12 @@ __device__ __forceinline__ void sum_products(const ForwardParams& params, const 
         const long long offset = i * kRowsApart * strides.row + column * strides.column;
         const float y =
             DOutElement::scalar(d_out[i * kRowsApart * d_out_strides.row + column * d_out_strides.column]);
-        sum = fmaf(OutElement::scalar(out[offset]), y, sum);
-#if !FL_OUT_F32
-        if (has_residual) {
-          sum = fmaf(residual_at(static_cast<unsigned char>(residual[offset]), 0, out[offset]), y, sum);
-        }
+#if FL_OUT_F32
+        const float x = out[offset];
+#else
+        const float x = unrounded(out[offset], has_residual ? static_cast<unsigned char>(residual[offset]) : 0, 0);
 #endif
+        sum = fmaf(x, y, sum);
       }
 #pragma unroll
       for (int j = 0; j < kRows; ++j) {
@@ -225,16 +205,27 @@ __device__ __forceinline__ void sum_products(const ForwardParams& params, const 
     }
   }
 #endif
-  add_products([&](int i, int j, int e) { return OutElement::scalar(x[i][j].elements[e]); }, y, sums);
-#if !FL_OUT_F32
-  if (has_residual) {
-    const auto factor = [&](int i, int j, int e) {
-      const uint2 eight = rest[i][j].vectors[0];
-      return residual_at(e < 4 ? eight.x : eight.y, e % 4, x[i][j].elements[e]);
-    };
-    add_products(factor, y, sums);
-  }
+  const auto factor = [&](int i, int j, int e) {
+#if FL_OUT_F32
+    return x[i][j].elements[e];
+#else
+    const uint2 eight = rest[i][j].vectors[0];
+    return unrounded(x[i][j].elements[e], e < 4 ? eight.x : eight.y, e % 4);
 #endif
+  };
+#pragma unroll
+  for (int i = 0; i < kRows; ++i) {
+#pragma unroll
+    for (int j = 0; j < kPieces; ++j) {
+      float sum = 0.0f;
+#pragma unroll
+      for (int e = 0; e < kPiece; ++e) {
+        sum = fmaf(factor(i, j, e), DOutElement::scalar(y[i][j].elements[e]), sum);
+      }
+      const bool exists = kWholePieces || (j * FL_ROW_THREADS + lane) * kPiece < FL_VALUE_DIM;
+      sums[i] += exists ? sum : 0.0f;
+    }
+  }
 }
 
 }  // namespace

@@ -220,14 +220,6 @@ __device__ __forceinline__ void store_row(const float (&accumulator)[kCount], vo
 }
 
 #if FL_WANT_RESIDUAL
-// Of two neighbours of a row: the low bytes.
-__device__ __forceinline__ u32 residual_pair(float x, float y) {
-  const u32 pair = to_out_pair(x, y);
-  const auto rest = [](float value, u32 bits) { return value - from_out(static_cast<OutElement>(bits)); };
-  return __byte_perm(residual_of(rest(x, pair & 0xffff), pair & 0xffff), residual_of(rest(y, pair >> 16), pair >> 16),
-                     0x0040);
-}
-
 __device__ __forceinline__ void store_global_if(bool condition, void* address, u32 x, u32 y) {
   asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %3, 0;\n@p st.global.v2.b32 [%0], {%1, %2};\n}\n" ::"l"(address), "r"(x),
                "r"(y), "r"(static_cast<int>(condition))
@@ -246,7 +238,8 @@ __device__ __forceinline__ void store_residual(const float (&accumulator)[kCount
 #pragma unroll
     for (int group = 0; group < kCount / 16; ++group) {
       u32 x[4];
-      collect_eight(accumulator, r, group, [](float low, float high) { return residual_pair(low, high); }, x);
+      const auto pair = [](float low, float high) { return residual_pair(low, high, to_out_pair(low, high)); };
+      collect_eight(accumulator, r, group, pair, x);
       const int column = 8 * (4 * group + thread);
       store_global_if(inside && column < FL_VALUE_DIM, residual + column, __byte_perm(x[0], x[1], 0x5410),
                       __byte_perm(x[2], x[3], 0x5410));
@@ -260,7 +253,7 @@ __device__ __forceinline__ void store_residual(const float (&accumulator)[kCount
     const int column = i / 2 * 8 + thread * 2 + i % 2;
     if (inside && column < FL_VALUE_DIM) {
       const OutElement y = to_out(x[i]);
-      residual[column * params.out_strides.column] = static_cast<signed char>(residual_of(x[i] - from_out(y), y));
+      residual[column * params.out_strides.column] = static_cast<signed char>(residual_of(x[i], y));
     }
   }
 }

@@ -1,10 +1,9 @@
 // Thin wrappers over the PTX instructions that the kernels are built from.
 #pragma once
 
-namespace flashlift::cuda {
+#include "cuda/kernels/common/integers.h"
 
-using u32 = unsigned int;
-using u64 = unsigned long long;
+namespace flashlift::cuda {
 
 // Not constexpr: NVRTC cannot evaluate it as a constant expression.
 #define FL_INFINITY __int_as_float(0x7f800000)
