@@ -60,8 +60,10 @@ constexpr Feature kFeatures[] = {
               .doc = "N documents of equal length; keep the keys of the query's own document"},
      .mask =
          [](const Place& at, const GivenFeature& given) {
-           const int size = as_int((at.problem.kv_len + given.value.whole - 1) / given.value.whole);
-           return floor_div(at.q, size) == floor_div(at.kv, size);
+           // Of the call's length, not of the problem's. No division by it depends on the key.
+           const Expr size = floor_div(kv_len() - 1, as_int(given.value.whole)) + 1;
+           const Expr place = at.kv - floor_div(at.q, size) * size;
+           return place >= 0 && place < size;
          },
      .drawn = {.once_in = 8, .low = 1, .high = 5}},
     {.word = {.name = "cu_seqlens", .doc = "sequences packed one after the other (docs/problem.md, Packed sequences)"},

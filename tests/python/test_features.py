@@ -46,6 +46,18 @@ def test_dilated(features, diagonal, keeps):
     check(features, {}, mask=keeps(COLUMNS - (ROWS + diagonal)))
 
 
+@pytest.mark.parametrize("kv_len", [40, 39, 13, 4, 1])
+def test_documents_have_the_length_of_the_call(kv_len):
+    """Not that of the problem, which has 40 keys."""
+    size = -(-kv_len // 4)
+    mask = ROWS // size == COLUMNS[:kv_len] // size
+    out = flashlift.compile(f"{SHAPE} documents=4")(Q, K[:, :, :kv_len], V[:, :, :kv_len])
+    seen = mask.any(axis=1)
+    expected, _ = reference.attention(Q[:, :, seen], K[:, :, :kv_len], V[:, :, :kv_len], mask=mask[seen])
+    np.testing.assert_allclose(out[:, :, seen], expected, atol=2e-6)
+    assert not out[:, :, ~seen].any()
+
+
 @pytest.mark.parametrize("shape", [(2, 4, 24, 40), (1, 1, 24, 40), (2, 1, 1, 40)])
 def test_mask_and_bias_broadcast(shape):
     mask = RNG.random(shape) < 0.7
