@@ -130,7 +130,16 @@ class Reader {
     return {};
   }
 
-  static Error unknown(std::string_view word) { return invalid_argument("{}", problem::unknown_word(word)); }
+  static Error unknown(std::string_view word) {
+    const std::string_view name = word.substr(0, word.find_first_not_of("abcdefghijklmnopqrstuvwxyz"));
+    const std::string_view value = word.substr(name.size());
+    // Other characters make another word, such as `d_outt=inputs`, which suggestions explain.
+    const bool is_number = value.empty() || std::string_view("0123456789+-.=").find(value.front()) != value.npos;
+    if (is_number && is_size(name)) {
+      return invalid_argument("`{}` expects an integer, as in `{}8`, got `{}`", name, name, value);
+    }
+    return invalid_argument("{}", problem::unknown_word(word));
+  }
 
   std::string_view rest_;
   problem::ProblemText read_;
