@@ -10,6 +10,7 @@
 #pragma once
 
 #include <concepts>
+#include <cstdint>
 #include <initializer_list>
 #include <memory>
 #include <string>
@@ -24,24 +25,28 @@ namespace flashlift {
 
 class ProgramBuilder;
 
-// A symbolic scalar. Outside of a trace only constants exist.
+// A symbolic scalar of one trace. A trace that uses an Expr of another one, or one that was computed outside of any,
+// fails; constants may come from anywhere.
 class Expr {
  public:
   Expr(int value);
   Expr(int64_t value);
   Expr(float value);
   Expr(double value) : Expr(static_cast<float>(value)) {}
-  Expr(bool value);
+  // Only of a bool: pointers convert to bool, and so does a function whose parentheses are missing (`kv < kv_len`).
+  template <std::same_as<bool> T>
+  Expr(T value) : type_(Type::kI1), bits_(value ? 1 : 0) {}
 
   Type type() const { return type_; }
 
  private:
   friend class ProgramBuilder;
-  Expr(Type type, ValueId id) : type_(type), id_(id), is_constant_(false) {}
+  Expr(Type type, ValueId id, uint64_t trace) : type_(type), id_(id), trace_(trace), is_constant_(false) {}
 
   Type type_;
   ValueId id_ = 0;
-  int64_t bits_ = 0;  // of a constant
+  uint64_t trace_ = 0;  // ProgramBuilder::trace_ of the builder that id_ belongs to
+  int64_t bits_ = 0;    // of a constant
   bool is_constant_ = true;
 };
 
@@ -67,7 +72,7 @@ class Captured {
 // Records nodes, and shares equal ones. finish() returns the first error.
 class ProgramBuilder {
  public:
-  explicit ProgramBuilder(ProgramKind kind) { program_.kind = kind; }
+  explicit ProgramBuilder(ProgramKind kind);
 
   Expr input(Op op);
   Expr constant(Type type, int64_t bits);
@@ -102,6 +107,7 @@ class ProgramBuilder {
   void fail(Error error);
 
   Program program_;
+  uint64_t trace_;                                     // differs between builders
   std::unordered_map<std::string, ValueId> existing_;  // node spelled out -> id
   std::optional<Error> error_;
 };

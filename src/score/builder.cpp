@@ -1,6 +1,7 @@
 #include "flashlift/builder.h"
 
 #include <algorithm>
+#include <atomic>
 #include <bit>
 
 #include "score/verify.h"
@@ -37,10 +38,15 @@ Expr unary_float(Op op, Expr x) { return active_builder().apply(op, {promote(x, 
 Expr::Expr(int value) : type_(Type::kI32), bits_(value) {}
 Expr::Expr(int64_t value) : type_(Type::kI64), bits_(value) {}
 Expr::Expr(float value) : type_(Type::kF32), bits_(std::bit_cast<uint32_t>(value)) {}
-Expr::Expr(bool value) : type_(Type::kI1), bits_(value ? 1 : 0) {}
 
 Expr Captured::load(const std::vector<Expr>& indices) const { return active_builder().load(capture_, indices); }
 Expr Captured::search(Expr x) const { return active_builder().search(capture_, x); }
+
+ProgramBuilder::ProgramBuilder(ProgramKind kind) {
+  static constinit std::atomic<uint64_t> traces = 0;
+  program_.kind = kind;
+  trace_ = ++traces;
+}
 
 ProgramBuilder* ProgramBuilder::current() { return current_builder; }
 
@@ -63,11 +69,20 @@ Expr ProgramBuilder::add_node(Node node) {
   if (is_new) {
     program_.nodes.push_back(std::move(node));
   }
-  return Expr(type, it->second);
+  return Expr(type, it->second, trace_);
 }
 
 ValueId ProgramBuilder::materialize(const Expr& value) {
-  return value.is_constant_ ? constant(value.type_, value.bits_).id_ : value.id_;
+  if (value.is_constant_) {
+    return constant(value.type_, value.bits_).id_;
+  }
+  if (value.trace_ != trace_) {
+    fail(invalid_argument(
+        "an Expr of another trace, or computed outside of a trace, is used; expected constants, the inputs of this "
+        "function, and what it computes from them"));
+    return constant(value.type_, 0).id_;
+  }
+  return value.id_;
 }
 
 Expr ProgramBuilder::input(Op op) {
@@ -148,6 +163,9 @@ Result<Program> ProgramBuilder::finish(Expr result) {
   }
   const Type want = program_.kind == ProgramKind::kScoreMod ? Type::kF32 : Type::kI1;
   program_.result = materialize(convert(result, want));
+  if (error_) {  // the result is of another trace
+    return *error_;
+  }
   FLASHLIFT_RETURN_IF_ERROR(score::verify(program_));
   return program_;
 }

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <cstddef>
+#include <type_traits>
 #include <utility>
 
 #include "score/verify.h"
@@ -46,6 +48,43 @@ TEST(Builder, ReportsTheFirstError) {
   const auto reads_score =
       trace_mask_mod([](Expr, Expr, Expr, Expr) { return ProgramBuilder::current()->input(Op::k_score) > 0.0f; });
   EXPECT_FALSE(reads_score.ok());
+}
+
+// Their numbers would name other nodes of this program.
+TEST(Builder, RefusesWhatAnotherTraceMade) {
+  const auto expect_refused = [](const Result<Program>& program) {
+    ASSERT_FALSE(program.ok()) << print_one_line(*program);
+    EXPECT_NE(program.error().message.find("an Expr of another trace"), std::string::npos) << program.error().message;
+  };
+  const Expr sum = Expr(1) + 2;
+  const Captured table("table", DType::kI32, {4});
+  const Expr element = table(0);
+  Expr leaked = 0;
+  const auto first = trace_mask_mod([&](Expr, Expr, Expr q, Expr kv) {
+    leaked = q;
+    return kv <= q;
+  });
+  ASSERT_TRUE(first.ok());
+  for (const Expr other : {sum, element, q_len(), leaked}) {
+    expect_refused(trace_mask_mod([&](Expr, Expr, Expr, Expr kv) { return kv <= other; }));
+    expect_refused(trace_mask_mod([&](Expr, Expr, Expr, Expr) { return other; }));
+    expect_refused(trace_mask_mod([&](Expr, Expr, Expr, Expr kv) { return kv <= table(other); }));
+  }
+  const auto nested = trace_mask_mod([&](Expr, Expr, Expr q, Expr kv) {
+    expect_refused(trace_mask_mod([&](Expr, Expr, Expr, Expr) { return kv <= q; }));
+    return kv <= q;
+  });
+  ASSERT_TRUE(nested.ok()) << nested.error().message;
+  EXPECT_EQ(print_one_line(*nested), "mask_mod() { %0 = le kv, q; return %0 }");
+}
+
+TEST(Builder, TakesBoolsButNoPointers) {
+  static_assert(std::is_convertible_v<bool, Expr>);
+  static_assert(!std::is_convertible_v<const char*, Expr> && !std::is_convertible_v<int*, Expr>);
+  static_assert(!std::is_convertible_v<decltype(&kv_len), Expr> && !std::is_convertible_v<std::nullptr_t, Expr>);
+  const auto all = trace_mask_mod([](Expr, Expr, Expr, Expr) { return true; });
+  ASSERT_TRUE(all.ok()) << all.error().message;
+  EXPECT_EQ(print_one_line(*all), "mask_mod() { return true }");
 }
 
 // A name with these characters would break the text form.
