@@ -88,8 +88,8 @@ const char* flashlift_problem_json(const FlashliftProblem* problem);
 typedef enum FlashliftTuningPolicy {
   FLASHLIFT_TUNING_FROM_ENVIRONMENT = 0, /* FLASHLIFT_TUNING: off, read or write; without it write */
   FLASHLIFT_TUNING_OFF = 1,              /* compiling does not read it, tuning does not write it */
-  FLASHLIFT_TUNING_READ = 2,  /* compiling reads it; tuning returns a stored result, or measures without writing */
-  FLASHLIFT_TUNING_WRITE = 3, /* compiling reads it; tuning measures and writes the result */
+  FLASHLIFT_TUNING_READ = 2, /* compiling reads it; tuning returns a stored result, or measures without writing */
+  FLASHLIFT_TUNING_WRITE = 3 /* compiling reads it; tuning measures and writes the result */
 } FlashliftTuningPolicy;
 
 /* An attention compiled for one class of problems and one device. Immutable. */
