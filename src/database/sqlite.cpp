@@ -3,6 +3,7 @@
 #include <dlfcn.h>
 
 #include <optional>
+#include <system_error>
 
 #include "support/error.h"
 #include "support/lazy.h"
@@ -111,8 +112,12 @@ void Connection::Close::operator()(void* database) const { library().close(datab
 Result<Connection> Connection::open(const std::filesystem::path& file, Access access) {
   FLASHLIFT_ASSIGN_OR_RETURN(const Library* const sqlite, find_library());
   const int flags = access == Access::kRead ? kOpenReadOnly : kOpenReadWrite | kOpenCreate;
+  // SQLite refuses links anywhere in the path, but only the file may not be one: ~/.cache may lead to another disk.
+  std::error_code unknown;
+  const std::filesystem::path folder = std::filesystem::canonical(file.parent_path(), unknown);
+  const std::filesystem::path path = unknown ? file : folder / file.filename();
   void* database = nullptr;
-  const int code = sqlite->open(file.c_str(), &database, flags | kOpenFullMutex | kOpenNoFollow, nullptr);
+  const int code = sqlite->open(path.c_str(), &database, flags | kOpenFullMutex | kOpenNoFollow, nullptr);
   Connection connection(database, file);  // SQLite returns a connection even on failure, to read the error from
   if (code != kOk) {
     return not_found("{}: {}", file.string(), database == nullptr ? "no memory" : sqlite->message(database));

@@ -57,6 +57,22 @@ def test_measures_and_remembers(cache):
     assert again.from_database and again.best == tuned.best and again.candidates == ()
 
 
+def test_a_folder_above_the_cache_may_be_a_link(flashlift, tmp_path, monkeypatch):
+    """As ~/.cache is where homes are small. The cache's folder itself may not: anybody can make a link in /tmp."""
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "home").symlink_to(tmp_path / "disk")
+    monkeypatch.setenv("FLASHLIFT_CACHE_DIR", str(tmp_path / "home" / "cache"))
+    assert package.tune(DECODE, seconds=0).stored
+    assert (tmp_path / "disk" / "cache" / "tuning.sqlite3").exists()
+    assert package.tune(DECODE, policy="read").from_database
+    assert "hq8" in flashlift("cache", "list").stdout
+    assert flashlift("cache", "clear").stdout.startswith("1 ")
+    (tmp_path / "link").symlink_to(tmp_path / "disk" / "cache")
+    monkeypatch.setenv("FLASHLIFT_CACHE_DIR", str(tmp_path / "link"))
+    with pytest.raises(package.FlashliftError, match="it is a link; name the folder that it leads to"):
+        package.tune(DECODE, seconds=0)
+
+
 def test_a_less_exact_implementation_is_not_a_candidate():
     tuned = package.tune("attn h2 s128 d32 bf16 out=f32", seconds=0, policy="off")
     names = {one.tuning.implementation for one in tuned.candidates}
