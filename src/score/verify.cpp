@@ -63,7 +63,7 @@ Status verify_constant(const Node& node, ValueId id) {
   const bool fits = node.type == Type::kI1    ? value == 0 || value == 1
                     : node.type == Type::kI32 ? is_signed
                     : node.type == Type::kF32 ? is_signed || value == static_cast<uint32_t>(value)
-                                              : true;
+                                              : node.type == Type::kI64;
   return fits ? Status()
               : invalid_argument("node {} is a constant of type {} with payload {}, which does not fit it", id,
                                  to_string(node.type), value);
@@ -71,6 +71,9 @@ Status verify_constant(const Node& node, ValueId id) {
 
 Status verify_node(const Program& program, ValueId id) {
   const Node& node = program.nodes[id];
+  if (static_cast<int>(node.op) >= kOpCount) {
+    return invalid_argument("node {} has operation {}, but there are only {}", id, static_cast<int>(node.op), kOpCount);
+  }
   std::vector<Type> types;
   for (const ValueId operand : node.operands) {
     if (operand >= id) {

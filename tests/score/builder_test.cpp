@@ -116,6 +116,18 @@ TEST(Builder, RefusesConstantsThatDoNotFitTheirType) {
     ASSERT_FALSE(status.ok()) << to_string(type);
     EXPECT_NE(status.error().message.find("does not fit"), std::string::npos) << status.error().message;
   }
+  EXPECT_FALSE(of_constant(static_cast<Type>(99), 0).ok());
+}
+
+// They would be read beyond the ends of tables.
+TEST(Builder, RefusesOperationsThatDoNotExist) {
+  for (const int op : {kOpCount, 255}) {
+    Program program{.kind = ProgramKind::kMaskMod};
+    program.nodes = {{.op = static_cast<Op>(op), .type = Type::kI1, .operands = {}}};
+    const Status status = score::verify(program);
+    ASSERT_FALSE(status.ok());
+    EXPECT_NE(status.error().message.find("node 0 has operation"), std::string::npos) << status.error().message;
+  }
 }
 
 }  // namespace
