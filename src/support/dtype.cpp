@@ -1,4 +1,5 @@
 #include <cmath>
+#include <iterator>
 
 #include "flashlift/tensor.h"
 #include "support/half.h"
@@ -20,7 +21,13 @@ constexpr DTypeRow kRows[] = {
     {DType::kF32, "f32", 4, true},    {DType::kF64, "f64", 8, true},
 };
 
-const DTypeRow& row(DType dtype) { return kRows[static_cast<size_t>(dtype)]; }
+// Of a number that a C++ caller cast to DType: messages name it, too.
+constexpr DTypeRow kUnknown = {DType::kBool, "?", 1, false};
+
+const DTypeRow& row(DType dtype) {
+  const auto number = static_cast<size_t>(dtype);
+  return number < std::size(kRows) ? kRows[number] : kUnknown;
+}
 
 }  // namespace
 

@@ -27,6 +27,13 @@ TEST(DType, SizesAndKinds) {
   EXPECT_FALSE(is_float(DType::kI64));
 }
 
+TEST(DType, NumbersThatAreNoneHaveAName) {
+  for (const int number : {static_cast<int>(DType::kF64) + 1, 255}) {
+    EXPECT_STREQ(to_string(static_cast<DType>(number)), "?");
+    EXPECT_FALSE(is_float(static_cast<DType>(number)));
+  }
+}
+
 TEST(Half, EveryF16SurvivesF32) {
   for (uint32_t bits = 0; bits <= 0xffffu; ++bits) {
     const float value = f16_to_float(static_cast<uint16_t>(bits));
