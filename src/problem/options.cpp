@@ -40,7 +40,8 @@ constexpr Option kOptions[] = {
      .value_in = [](const Problem& p) { return number_unless_zero(p.sinks); }},
     {.word = {.name = "empty_rows",
               .value = one_of("zero|uniform|nan"),
-              .doc = "output of a query without keys: zero, the mean of all values, or NaN",
+              .doc =
+                  "output of a query without keys: zero, the mean of all values, or NaN; with finite sinks it is zero",
               .without = "`zero`"},
      .set =
          [](Problem& p, const Given& given) {
