@@ -177,7 +177,9 @@ class Branches {
   // kShift is 0.
   Branches(SymArena& arena, std::vector<SymId> known, SymId formula, SymId shifted) {
     for (const SymId condition : conditions_of(arena, {formula})) {
-      conditions_[condition];
+      if (compared_with_infinity(arena, condition) == kNoSym) {  // draws are finite, and the known formulas' follow
+        conditions_[condition];
+      }
     }
     for (const SymId condition : conditions_of(arena, known)) {
       conditions_[condition].is_known = true;
@@ -311,7 +313,7 @@ SymId score_with_shift(SymArena& arena, const Softmax& softmax, SymId term) {
 
 // Whether the formula is smooth on the same pieces as the known formulas.
 Proof GradientCheck::is_within(SymId formula, const std::vector<SymId>& known) const {
-  if (!reads_within(arena_, formula, known)) {
+  if (!reads_within(arena_, formula, known, softmax_.sinks)) {
     return refuse<Reason::kReadsMore>();
   }
   if (!computes_within(arena_, formula, known)) {

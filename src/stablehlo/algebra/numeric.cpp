@@ -347,7 +347,43 @@ double NumericRow::derivative_of_operation(const Sym& sym, double value, const s
   return sum;
 }
 
-bool reads_within(const SymArena& arena, SymId formula, const std::vector<SymId>& known) {
+namespace {
+
+// Whether a number of the row contains the logarithm of a sum.
+bool is_logarithm(const SymArena& arena, SymId id) {
+  return arena[id].has_score && any_part({id}, [&](SymId part, std::vector<SymId>& next) {
+           if (arena[part].kind == SymKind::kOp) {
+             arena.push_args(part, next);
+           }
+           return arena.is_op(part, Op::k_log) || arena.is_op(part, Op::k_log1p);
+         });
+}
+
+// Returns x for x == inf ? 0 : x.
+SymId without_plus_infinity(const SymArena& arena, SymId id) {
+  if (!arena.is_op(id, Op::k_select)) {
+    return id;
+  }
+  const std::vector<SymId>& args = arena[id].args;
+  const bool replaces = arena.is_constant(args[1]) && compared_with_infinity(arena, args[0]) == args[2];
+  return replaces ? args[2] : id;
+}
+
+}  // namespace
+
+SymId compared_with_infinity(const SymArena& arena, SymId condition) {
+  if (!arena.is_op(condition, Op::k_eq)) {
+    return kNoSym;
+  }
+  const std::vector<SymId>& args = arena[condition].args;
+  constexpr float kInfinite = std::numeric_limits<float>::infinity();
+  const bool is_first = arena.is_f32(args[0], kInfinite);
+  const SymId number = is_first ? args[1] : args[0];
+  return is_first != arena.is_f32(args[1], kInfinite) && !arena.depends_on(number, kKeyAtom) ? number : kNoSym;
+}
+
+bool reads_within(const SymArena& arena, SymId formula, const std::vector<SymId>& known,
+                  const std::vector<SymId>& sinks) {
   std::set<SymId> allowed;
   for (const SymId id : known) {
     collect(arena, id, allowed);
@@ -390,6 +426,11 @@ bool reads_within(const SymArena& arena, SymId formula, const std::vector<SymId>
     if (sym.args.size() != 2 || !is_comparison(sym.op)) {
       return (sym.op == Op::k_sign || sym.op == Op::k_abs) &&
              (is_positive(arena, sym.args[0]) || branches.contains({sym.args[0], kNoSym}));
+    }
+    if (const SymId number = compared_with_infinity(arena, id);
+        number != kNoSym && is_allowed(number) &&
+        (is_logarithm(arena, number) || std::find(sinks.begin(), sinks.end(), number) != sinks.end())) {
+      return true;
     }
     const auto [x, y] = std::minmax(sym.args[0], sym.args[1]);
     if (branches.contains({x, y})) {
@@ -521,7 +562,8 @@ bool computes_within(SymArena& arena, SymId formula, const std::vector<SymId>& k
     const Product exponent = as_exponent(arena, argument);
     return is_minus_square(arena, argument, arguments) ||
            std::all_of(exponent.exponent.begin(), exponent.exponent.end(), [&](const SignedTerm& term) {
-             return terms.contains(term.term) || is_known_maximum(arena, term.term, allowed);
+             const SymId number = without_plus_infinity(arena, term.term);
+             return terms.contains(number) || is_known_maximum(arena, number, allowed);
            });
   });
 }

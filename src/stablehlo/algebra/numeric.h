@@ -80,9 +80,14 @@ class NumericRow {
 };
 
 // Whether `formula` reads only elements that `known` read, and branches only on their conditions: then both are smooth
-// on the same pieces. Two other comparisons are allowed: with the row maximum, since each row has keys on both sides of
-// it; and of a sum of exponentials with 0, which is the same for all rows with keys.
-bool reads_within(const SymArena& arena, SymId formula, const std::vector<SymId>& known);
+// on the same pieces. Three other comparisons are allowed: with the row maximum, since each row has keys on both sides
+// of it; of a sum of exponentials with 0, which is the same for all rows with keys; and of a row's log-sum-exp or its
+// sink with +inf, which holds for no row of numbers.
+bool reads_within(const SymArena& arena, SymId formula, const std::vector<SymId>& known,
+                  const std::vector<SymId>& sinks = {});
+// The number of the row that the condition compares with +inf, as JAX's derivative of logaddexp does. kNoSym for other
+// conditions.
+SymId compared_with_infinity(const SymArena& arena, SymId condition);
 
 // The conditions on which formulas branch, except those that depend on a reduction.
 std::vector<SymId> conditions_of(const SymArena& arena, const std::vector<SymId>& formulas);

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "stablehlo/algebra/lists.h"
+#include "stablehlo/algebra/log_sum.h"
 
 namespace flashlift::stablehlo {
 namespace {
@@ -91,10 +92,13 @@ constexpr int64_t kMostAssumed = int64_t{1} << 20;  // formula parts that are se
 // Decomposes the exponent of e into the terms of a sum. Terms that are -inf under a condition become guards.
 class SumReader {
  public:
-  SumReader(SymArena& arena, Product& product) : arena_(arena), product_(product) {}
+  SumReader(SymArena& arena, Product& product, int depth = 0) : arena_(arena), product_(product), depth_(depth) {}
 
   void read(SymId formula, bool negative) {
     const Sym sym = arena_[formula];
+    if (is_statistic(formula) && read_log_sum(formula, negative)) {
+      return;
+    }
     product_.rounds_logarithm = product_.rounds_logarithm || (negative && adds_to_logarithm(formula));
     if (sym.kind == SymKind::kOp && product_.exponent.size() < kMostTerms && product_.guards.size() < kMostGuards) {
       switch (sym.op) {
@@ -204,8 +208,73 @@ class SumReader {
 
   // Whether a sum has a term that is computed from all scores of the row.
   bool holds_row_statistic(SymId sum) const {
-    return any_term(arena_, sum, {Op::k_add, Op::k_sub},
-                    [&](SymId term) { return arena_[term].has_score && !arena_.depends_on(term, kKeyAtom); });
+    return any_term(arena_, sum, {Op::k_add, Op::k_sub}, [&](SymId term) { return is_statistic(term); });
+  }
+
+  // Whether the formula is computed from all scores of the row.
+  bool is_statistic(SymId formula) const { return arena_[formula].has_score && !arena_.depends_on(formula, kKeyAtom); }
+
+  // Reads a row's logarithm of a sum of a few exponentials, one of which contains a row sum z, such as
+  // logaddexp(m + log z, sink): e^m (z + e^(sink - m)). Or it is divided by z, as in softplus(sink - m - log z):
+  // (z + e^(sink - m)) / z.
+  bool read_log_sum(SymId formula, bool negative) {
+    if (depth_ == kMostLogSums) {
+      return false;
+    }
+    std::vector<Product> terms;
+    for (const SymId logit : logits_of_log_sum(arena_, formula)) {
+      SumReader(arena_, terms.emplace_back(), depth_ + 1).read(logit, false);
+    }
+    const auto is_plain = [](const Product& term) { return term.times.empty() && term.over.empty(); };
+    const auto with_sum = std::partition(terms.begin(), terms.end(), is_plain);
+    if (with_sum == terms.begin() || with_sum + 1 != terms.end() ||
+        std::any_of(terms.begin(), terms.end(), [](const Product& term) { return !term.guards.empty(); }) ||
+        with_sum->over.size() + with_sum->times.size() != 1) {
+      return false;
+    }
+    const bool is_divided = !with_sum->over.empty();
+    if (is_divided && terms.size() != 2) {
+      return false;
+    }
+    const SymId z = is_divided ? with_sum->over[0] : with_sum->times[0];
+    const std::vector<SignedTerm> factor = (is_divided ? terms.front() : *with_sum).exponent;
+    SymId sum = z;
+    for (auto term = terms.begin() + (is_divided ? 1 : 0); term != terms.end() - (is_divided ? 0 : 1); ++term) {
+      const std::vector<SignedTerm> exponent = difference(term->exponent, factor);
+      sum = arena_.op(Op::k_add, {sum, arena_.op(Op::k_exp, {sum_of(arena_, exponent)})});
+    }
+    product_.has_guard = product_.has_guard || with_sum->has_guard;
+    product_.rounds_logarithm = product_.rounds_logarithm || (negative && !factor.empty());
+    for (const SignedTerm& term : factor) {
+      product_.exponent.push_back({term.term, term.negative != negative});
+    }
+    multiply_row_sum(sum, negative);
+    if (is_divided) {
+      multiply_row_sum(z, !negative);
+    }
+    return true;
+  }
+
+  static std::vector<SignedTerm> difference(std::vector<SignedTerm> terms, const std::vector<SignedTerm>& others) {
+    for (const SignedTerm& term : others) {
+      const auto same = std::find(terms.begin(), terms.end(), term);
+      if (same != terms.end()) {
+        terms.erase(same);
+      } else {
+        terms.push_back({term.term, !term.negative});
+      }
+    }
+    return terms;
+  }
+
+  // Multiplies or divides by a row sum; it cancels.
+  void multiply_row_sum(SymId sum, bool divides) {
+    std::vector<SymId>& others = divides ? product_.times : product_.over;
+    if (const auto same = std::find(others.begin(), others.end(), sum); same != others.end()) {
+      others.erase(same);
+      return;
+    }
+    (divides ? product_.over : product_.times).push_back(sum);
   }
 
   // A sum, or one with others beside it: numbers, which are guards or sinks, and exponentials of sinks.
@@ -228,12 +297,15 @@ class SumReader {
       return false;
     }
     product_.has_guard = product_.has_guard || guarded;
-    (negative ? product_.over : product_.times).push_back(inner);
+    multiply_row_sum(inner, negative);
     return true;
   }
 
+  static constexpr int kMostLogSums = 2;  // within each other
+
   SymArena& arena_;
   Product& product_;
+  int depth_;
 };
 
 // Whether the select is part of nan_to_num: p is NaN ? 0 : p, p == inf ? k : p. If scores and row sums are finite, a

@@ -114,6 +114,25 @@ TEST_F(Numeric, ReducesPiecesOfDifferentKinds) {
   EXPECT_EQ(numbers.value(over_keys(ReduceKind::kMaximum, score_), 0), largest);
 }
 
+TEST_F(Numeric, OnlyALogSumExpOrASinkIsComparedWithInfinity) {
+  const auto of_row = [&](int64_t leaf) { return arena_.load(leaf, Type::kF32, {arena_.atom(kRowAtom)}); };
+  const SymId sink = of_row(0);
+  const SymId bias = of_row(1);
+  const SymId log = op(Op::k_log, {over_keys(ReduceKind::kAdd, op(Op::k_exp, {op(Op::k_add, {score_, bias})}))});
+  const SymId known = op(Op::k_sub, {op(Op::k_sub, {score_, log}), sink});
+  const auto replaces = [&](SymId x, float by = INFINITY) {
+    const SymId is_infinite = op(Op::k_eq, {x, arena_.f32(by)});
+    return reads_within(arena_, op(Op::k_select, {is_infinite, arena_.f32(0), x}), {known}, {sink});
+  };
+  EXPECT_TRUE(replaces(log));
+  EXPECT_TRUE(replaces(sink));
+  EXPECT_FALSE(replaces(bias)) << "the score may clip it";
+  EXPECT_FALSE(replaces(score_));
+  EXPECT_FALSE(replaces(of_row(2)));
+  EXPECT_FALSE(replaces(sink, 5));
+  EXPECT_FALSE(replaces(log, -INFINITY)) << "a row without keys";
+}
+
 TEST_F(Numeric, ReadsWithin) {
   const SymId mask = load(0, Type::kI1);
   const SymId known = op(Op::k_select, {mask, op(Op::k_tanh, {score_}), arena_.f32(-1e30F)});

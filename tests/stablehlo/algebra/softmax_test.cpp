@@ -121,6 +121,72 @@ TEST_F(SoftmaxOf, LogSumExpWithASink) {
   EXPECT_FALSE(is_log_sum_exp(arena_, log_sum_exp(with(of_row(0), 2)), *found));
 }
 
+TEST_F(SoftmaxOf, ASinkJoinsTheLogSumExp) {
+  const SymId shift = maximum(score_);
+  const SymId log = op(Op::k_log, {sum(op(Op::k_exp, {op(Op::k_sub, {score_, shift})}))});
+  const SymId lse = op(Op::k_add, {log, shift});
+  const SymId sink = of_row(0);
+  const auto less = [&](SymId x, SymId y) { return op(Op::k_sub, {x, y}); };
+  const auto e = [&](SymId x) { return op(Op::k_exp, {x}); };
+  const auto one_more = [&](SymId x) { return op(Op::k_log1p, {e(x)}); };
+  const auto by_distance = [&](SymId x, SymId y, float times = 1) {
+    const SymId distance = op(Op::k_mul, {op(Op::k_neg, {op(Op::k_abs, {less(x, y)})}), arena_.f32(times)});
+    return op(Op::k_add, {op(Op::k_max, {x, y}), one_more(distance)});
+  };
+  const auto with_nan = [&](SymId x, SymId y, SymId nan) {  // as jax.numpy.logaddexp
+    const SymId is_nan = op(Op::k_ne, {less(x, y), less(x, y)});
+    return op(Op::k_select, {is_nan, nan, by_distance(x, y)});
+  };
+  const auto below = [&](SymId top) {
+    return op(Op::k_add, {top, op(Op::k_log, {op(Op::k_add, {e(less(lse, top)), e(less(sink, top))})})});
+  };
+  const SymId zero = arena_.f32(0);
+  const SymId behind = less(sink, lse);
+  const std::vector<SymId> joined = {
+      by_distance(lse, sink),
+      by_distance(sink, lse),
+      with_nan(lse, sink, op(Op::k_add, {lse, sink})),
+      below(op(Op::k_max, {lse, sink})),
+      op(Op::k_log, {op(Op::k_add, {e(lse), e(sink)})}),
+      op(Op::k_add, {lse, one_more(behind)}),
+      op(Op::k_add, {lse, with_nan(behind, zero, behind)}),
+      op(Op::k_add, {lse, op(Op::k_log, {op(Op::k_add, {arena_.f32(1), e(behind)})})}),
+  };
+  for (const SymId total : joined) {
+    const auto found = match(e(less(score_, total)));
+    ASSERT_TRUE(found.ok()) << found.error().text;
+    EXPECT_EQ(found->score, score_);
+    EXPECT_EQ(found->sinks, std::vector<SymId>{sink});
+    EXPECT_NE(found->maximum, kNoSym);
+    EXPECT_TRUE(found->rounds_logarithm);
+    EXPECT_TRUE(is_log_sum_exp(arena_, total, *found));
+    EXPECT_FALSE(is_log_sum_exp(arena_, lse, *found));
+  }
+  const std::vector<SymId> others = {
+      op(Op::k_max, {lse, sink}),
+      by_distance(lse, sink, 2),
+      by_distance(lse, lse),
+      with_nan(lse, sink, zero),
+      with_nan(lse, sink, sink),
+      below(sink),
+      below(op(Op::k_min, {lse, sink})),
+      op(Op::k_log, {op(Op::k_add, {e(lse), sink})}),
+      op(Op::k_add, {lse, one_more(less(lse, sink))}),
+      by_distance(lse, op(Op::k_add, {sink, score_})),
+  };
+  for (const SymId total : others) {
+    EXPECT_FALSE(match(e(less(score_, total))).ok());
+  }
+}
+
+TEST_F(SoftmaxOf, SumsOfSumsAreReadInTime) {
+  SymId total = op(Op::k_log, {sum(op(Op::k_exp, {score_}))});
+  for (int i = 0; i < 200; ++i) {
+    total = op(Op::k_log, {op(Op::k_add, {op(Op::k_exp, {total}), op(Op::k_exp, {op(Op::k_neg, {total})})})});
+  }
+  EXPECT_FALSE(match(op(Op::k_exp, {op(Op::k_sub, {score_, total})})).ok());
+}
+
 TEST_F(SoftmaxOf, RenormalisedIsASoftmaxOfWhatIsLeft) {
   const SymId p = softmax_of(score_);
   const SymId kept = op(Op::k_select, {causal_, p, arena_.f32(0)});
