@@ -19,6 +19,7 @@
 #include "stablehlo/rewrite/cudnn.h"
 #include "stablehlo/rewrite/rewrite.h"
 #include "stablehlo/sharding.h"
+#include "stablehlo/static_shapes.h"
 #include "support/environment.h"
 #include "support/error.h"
 #include "support/fork_guard.h"
@@ -44,6 +45,7 @@ class Fuser {
 
   void run() {
     merge_equal_branches(module_);
+    use_static_shapes(module_);
     read_multiplied_sums();
     llvm::SmallVector<mlir::Operation*> cudnn_calls;
     module_.op()->walk<mlir::WalkOrder::PreOrder>([&](mlir::Operation* op) {

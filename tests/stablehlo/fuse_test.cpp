@@ -171,6 +171,50 @@ func.func private @outer(%q: tensor<8x16xf32>, %k: tensor<8x16xf32>, %v: tensor<
 }
 
 // A barrier whose operand is a barrier: the first one's reader is erased when the second is opened.
+std::string replaced(std::string text, const std::string& from, const std::string& to) {
+  const size_t at = text.find(from);
+  EXPECT_NE(at, std::string::npos) << from;
+  return text.replace(at, from.size(), to);
+}
+
+TEST(Fuse, ReadsSizesThatOperandsGiveFromStaticTypes) {
+  const std::string broadcast = "%n = stablehlo.broadcast_in_dim %m, dims = [0] : (tensor<8xf32>) -> tensor<8x8xf32>";
+  const std::string sizes = "%sizes = stablehlo.constant dense<8> : tensor<2xi64>\n";
+  const auto attention_with = [&](const std::string& spelling) {
+    return function("public @main", replaced(kAttention, broadcast, sizes + spelling), "tensor<8x16xf32>",
+                    "%o : tensor<8x16xf32>");
+  };
+  const std::string dynamic =
+      "%n = stablehlo.dynamic_broadcast_in_dim %m, %sizes, dims = [0] : (tensor<8xf32>, "
+      "tensor<2xi64>) -> tensor<8x8xf32>";
+  const std::string repeated =
+      "%r = stablehlo.broadcast %m, sizes = [8] : (tensor<8xf32>) -> tensor<8x8xf32>\n"
+      "%n = stablehlo.transpose %r, dims = [1, 0] : (tensor<8x8xf32>) -> tensor<8x8xf32>";
+  const std::string reshaped =
+      "%f = stablehlo.dynamic_reshape %m, %one : (tensor<8xf32>, tensor<2xi64>) -> "
+      "tensor<8x1xf32>\n%n = stablehlo.broadcast_in_dim %f, dims = [0, 1] : "
+      "(tensor<8x1xf32>) -> tensor<8x8xf32>";
+  const std::string counted =
+      "%i = stablehlo.dynamic_iota %sizes, dim = 1 : (tensor<2xi64>) -> tensor<8x8xf32>\n"
+      "%b = stablehlo.broadcast_in_dim %m, dims = [0] : (tensor<8xf32>) -> tensor<8x8xf32>\n"
+      "%n = stablehlo.subtract %b, %i : tensor<8x8xf32>";
+  const std::string one = "%one = stablehlo.constant dense<[8, 1]> : tensor<2xi64>\n";
+  for (const std::string& spelling : {dynamic, repeated, one + reshaped}) {
+    const FuseResult result = fused(attention_with(spelling));
+    EXPECT_EQ(result.fused_count(), 1U) << spelling;
+    EXPECT_EQ(count(read(result.module), "stablehlo.constant"), 0);
+  }
+  const FuseResult positions = fused(attention_with(counted));
+  ASSERT_EQ(positions.candidates.size(), 1U);
+  EXPECT_TRUE(positions.candidates[0].fused) << positions.candidates[0].reason;
+  EXPECT_FALSE(positions.candidates[0].score_mod.empty());
+  // The rows' maxima become columns, and sizes that only the operands give.
+  const std::string columns =
+      "%n = stablehlo.dynamic_broadcast_in_dim %m, %sizes, dims = [1] : (tensor<8xf32>, "
+      "tensor<2xi64>) -> tensor<8x8xf32>";
+  EXPECT_EQ(fused(attention_with(columns)).fused_count(), 0U);
+}
+
 TEST(Fuse, PutsBarriersInARowBack) {
   const std::string body = std::string(kAttention) + R"(
     %s2 = stablehlo.dot_general %q, %v, contracting_dims = [1] x [1] : (tensor<8x16xf32>, tensor<8x16xf32>) -> tensor<8x8xf32>

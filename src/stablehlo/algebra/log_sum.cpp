@@ -5,13 +5,12 @@
 #include <utility>
 
 #include "stablehlo/algebra/lists.h"
+#include "stablehlo/algebra/product.h"
 
 namespace flashlift::stablehlo {
 namespace {
 
 constexpr size_t kMostLogits = 8;
-
-bool is_zero(const SymArena& arena, SymId id) { return arena.is_f32(id, 0.0f) || arena.is_f32(id, -0.0f); }
 
 // The terms of a sum, or the operands of a maximum: also those that a concatenation put side by side. Empty if there
 // are too many, or if one of them is a reduction over a longer range.
