@@ -149,6 +149,31 @@ def test_infinite_values_that_are_kept(bad):
     assert jnp.isfinite(function(*given)[:, :3]).all()
 
 
+@pytest.mark.parametrize("bad", [jnp.nan, jnp.inf, -jnp.inf])
+@pytest.mark.parametrize("layers", ["one", "vmap", "linearize"])
+def test_infinite_tangents_of_values(bad, layers):
+    """They reach the rows that keep their key, in their own column."""
+    q, k, v = normal(1, 6, 4, 8), normal(1, 6, 2, 8), normal(1, 6, 2, 5)
+    given = jnp.ones_like(v).at[0, 3, 1, 2].set(bad)
+    attend = lambda v: flash_attention(q, k, v, causal=True, empty_rows="uniform")
+    along = {
+        "one": lambda tangent: jax.jvp(attend, (v,), (tangent,))[1],
+        "vmap": lambda tangent: jax.vmap(lambda one: jax.jvp(attend, (v,), (one,))[1])(tangent[None])[0],
+        "linearize": lambda tangent: jax.linearize(attend, v)[1](tangent),
+    }[layers](given)
+    expected = jnp.ones((1, 6, 4, 5)).at[0, 3:, 2:, 2].set(bad)
+    np.testing.assert_allclose(along, expected, atol=1e-5)
+
+
+def test_infinite_tangents_of_values_reach_empty_rows_by_their_mean():
+    q, k, v = (normal(1, 4, 1, 8) for _ in range(3))
+    keep = (jnp.arange(4)[:, None] > jnp.arange(4))[None, None]
+    given = jnp.ones_like(v).at[0, 3, 0, 2].set(jnp.nan)
+    for rows, first in (("uniform", jnp.nan), ("zero", 0.0)):
+        attend = lambda v, rows=rows: flash_attention(q, k, v, attention_mask=keep, empty_rows=rows)
+        np.testing.assert_allclose(jax.jvp(attend, (v,), (given,))[1][0, :, 0, 2], [first, 1, 1, 1], atol=1e-5)
+
+
 def test_one_warning_says_what_is_slow():
     _warn_of_plain_maths.cache_clear()
     given = tuple(normal(1, 5, 1, 8) for _ in range(3))  # what is compiled already has been warned of

@@ -105,6 +105,21 @@ def _infinities(kept: jax.Array, v: jax.Array) -> jax.Array:
     return jnp.where(counts[0] > 0, jnp.inf, 0) + jnp.where(counts[1] > 0, -jnp.inf, 0)
 
 
+def tangent_of_values(call: Call, own: Sequence[jax.Array], d_v: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """A tangent of the values with 0 for NaN and infinities, and what these add to the tangent of the output.
+
+    They reach only the rows that keep their keys. A derivative of _product could not do this: it would not be linear.
+    """
+    problem = expanded(call.problem)
+    q, k, d_rows = (_as_bhsd(call.layout, one) for one in (*own[:2], d_v))
+    k, d_rows = (jnp.repeat(one, q.shape[1] // one.shape[1], axis=1) for one in (k, d_rows))
+    kept, _ = _scores(problem, q, k, dict(zip(call.capture_names, own[3:], strict=False)))
+    if problem.words.get("empty_rows") == "uniform" and call.sinks is None:
+        kept |= ~kept.any(axis=3, keepdims=True)
+    apart = _infinities(jax.lax.stop_gradient(kept), jax.lax.stop_gradient(d_rows))
+    return _finite(d_v), jnp.transpose(apart, ["bhsd".index(letter) for letter in call.layout])
+
+
 def plain_gradients(call: Call, wanted: Sequence[int], *operands: jax.Array) -> list[jax.Array]:
     """Computes the gradients of Call.run_backward in plain JAX. Recomputes the forward results that are among the
     operands."""

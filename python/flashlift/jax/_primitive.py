@@ -20,12 +20,14 @@ from flashlift._errors import UnsupportedError
 from flashlift.jax._batch import fold, unfold
 from flashlift.jax._call import Call
 from flashlift.jax._partition import Backward, Forward, Kind, is_split, needs_devices, run_partitioned
-from flashlift.jax._plain import plain, plain_gradients
+from flashlift.jax._plain import plain, plain_gradients, tangent_of_values
 from flashlift.jax._varying import result_aval
 
 attention_p = Primitive("flashlift_attention")
 tangent_p = Primitive("flashlift_attention_tangent")
 backward_p = Primitive("flashlift_attention_backward")
+
+_VALUE = 2  # the place of the values among the operands
 
 
 def attend(call: Call, *operands: jax.Array) -> tuple[jax.Array, ...]:
@@ -69,7 +71,14 @@ def _plain_tangent(call: Call, wanted: tuple[int, ...], *operands: jax.Array) ->
             full[i] = one
         return plain(call, *full)
 
-    d_out, d_lse = jax.jvp(of_wanted, [own[i] for i in wanted], list(tangents))[1]
+    given = list(tangents)
+    apart = None
+    if _VALUE in wanted:
+        at = wanted.index(_VALUE)
+        given[at], apart = tangent_of_values(call, own, given[at])
+    d_out, d_lse = jax.jvp(of_wanted, [own[i] for i in wanted], given)[1]
+    if apart is not None:
+        d_out += apart.astype(d_out.dtype)
     return [d_out.astype(call.d_out_dtype(own[0])), d_lse]
 
 
