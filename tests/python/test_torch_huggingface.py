@@ -2,6 +2,8 @@
 with sdpa.
 """
 
+import copy
+
 import pytest
 import torch
 from flashlift.torch import huggingface
@@ -126,14 +128,40 @@ def test_packed_sequences_and_masks_of_numbers(name, maybe_compiled):
         torch.testing.assert_close(run(**given).logits, theirs(**given).logits, atol=1e-4, rtol=1e-4)
 
 
-def test_a_model_that_adds_masks_itself():
+@pytest.mark.parametrize(
+    "config, model",
+    [
+        (lambda: transformers.BloomConfig(vocab_size=9, hidden_size=16, n_layer=1, n_head=2), "BloomForCausalLM"),
+        (lambda: transformers.MptConfig(vocab_size=9, d_model=16, n_layers=1, n_heads=2), "MptForCausalLM"),
+        (
+            lambda: transformers.XGLMConfig(vocab_size=9, d_model=16, ffn_dim=16, num_layers=1, attention_heads=2),
+            "XGLMForCausalLM",
+        ),
+    ],
+    ids=["adds", "converts", "reads_sizes"],
+)
+def test_a_model_that_computes_with_masks_itself(config, model):
     """It has no AttentionInterface, and would use the implementation for its masks only."""
     huggingface.register()
-    config = transformers.BloomConfig(vocab_size=9, hidden_size=16, n_layer=1, n_head=2)
-    config._attn_implementation = "lifted"
-    model = transformers.BloomForCausalLM(config)
-    with pytest.raises(TypeError, match='adds masks to its scores itself.*expected attn_implementation="eager"'):
-        model(torch.ones(1, 5, dtype=torch.int64))
+    made = getattr(transformers, model)._from_config(config(), attn_implementation="lifted")
+    with pytest.raises((TypeError, AttributeError), match='masks itself.*expected attn_implementation="eager"'):
+        made(torch.ones(1, 5, dtype=torch.int64))
+
+
+def test_a_mask_is_no_tensor():
+    mask = huggingface.attention_mask(1, 5, 5)
+    for use in (
+        lambda: mask[:, :, :, :3],
+        lambda: 1 - mask,
+        lambda: ~mask,
+        lambda: mask.to(torch.bool),
+        lambda: mask.dtype,
+    ):
+        with pytest.raises((TypeError, AttributeError), match="here a mask is a function"):
+            use()
+    assert not hasattr(mask, "size")
+    assert copy.deepcopy(mask).shape == mask.shape
+    assert "mask_mod" in str(mask)
 
 
 def test_weights_are_not_stored():

@@ -36,6 +36,12 @@ def register(name: str = "lifted") -> None:
     AttentionMaskInterface.register(name, attention_mask)
 
 
+_IS_NO_TENSOR = (
+    "this model computes with its masks itself, but here a mask is a function for transformers' AttentionInterface; "
+    'expected attn_implementation="eager" for this model'
+)
+
+
 class Mask(BlockMask):
     """A mask_mod in the form in which transformers passes masks: generate() creates them outside of the model, reads
     their shape, and makes them contiguous. It has no lists of blocks."""
@@ -58,11 +64,17 @@ class Mask(BlockMask):
     def contiguous(self) -> "Mask":
         return self
 
-    def __radd__(self, scores: object) -> None:
-        raise TypeError(
-            "this model adds masks to its scores itself, without transformers' AttentionInterface, where "
-            'implementations are registered; expected attn_implementation="eager" for it'
-        )
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(f"'Mask' object has no attribute '{name}': {_IS_NO_TENSOR}")
+
+    def _refuse(self, *args: object, **kwargs: object) -> Any:
+        raise TypeError(_IS_NO_TENSOR)
+
+    __getitem__ = to = _refuse
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __and__ = __rand__ = __invert__ = _refuse
+
+    def __str__(self) -> str:
+        return repr(self)
 
     def __repr__(self) -> str:
         return f"Mask(shape={self._shape}, mask_mod={self.mask_mod})"
