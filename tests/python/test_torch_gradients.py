@@ -227,6 +227,23 @@ def test_jit_trace():
     torch.testing.assert_close(graph(q), flex_attention(q, k, v, mask_mod=torch_mods.causal, enable_gqa=True))
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
+def test_jit_trace_of_a_table():
+    """To it, sizes are tensors, also those that a read of a table is checked against."""
+    table = torch.rand(25)
+
+    def attend(q):
+        k = q[:, :2] + 1
+        return flex_attention(q, k, k, lambda s, b, h, i, j: s + table[i] * table[j], enable_gqa=True)
+
+    q = small()[0]
+    graph = torch.jit.trace(attend, q * 2)
+    for one in (q, q[:, :, :3]):
+        torch.testing.assert_close(graph(one), attend(one))
+    with pytest.raises(IndexError, match="expected at least"):
+        torch.jit.trace(attend, torch.rand(1, 4, 30, 8))
+
+
 class Straight(torch.autograd.Function):
     """Rounds in the forward pass, but not in the backward pass."""
 

@@ -183,9 +183,11 @@ class Trace:
             )
 
 
-def _holds(condition: bool | torch.SymBool) -> bool:
+def _holds(condition: bool | torch.SymBool | torch.Tensor) -> bool:
     """Whether sizes are as expected. Those that a graph leaves open become a condition of the graph: it is compiled
-    again for others."""
+    again for others. To torch.jit.trace, sizes are tensors, and its graph has no conditions: indices stay clamped."""
+    if isinstance(condition, torch.Tensor):
+        return bool(condition)
     return condition if type(condition) is bool else guard_or_true(condition)
 
 
