@@ -214,6 +214,22 @@ def test_arguments_of_other_kinds_are_refused(arguments, expected):
         flex_attention(**(named | arguments))
 
 
+def test_tensors_that_are_split_over_devices_are_refused():
+    from torch.distributed.tensor import DTensor
+    from torch.distributed.tensor.device_mesh import init_device_mesh
+
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        mesh = init_device_mesh("cpu", (1,))
+        split = [DTensor.from_local(one, mesh) for one in tensors()]
+        with pytest.raises(NotImplementedError, match=r"query is a DTensor.*expected.*query.to_local\(\)"):
+            flex_attention(*split)
+        with pytest.raises(NotImplementedError, match="key is a DTensor"):
+            flex_attention(split[0].to_local(), *split[1:])
+    finally:
+        torch.distributed.destroy_process_group()
+
+
 def test_a_scale_beyond_float32_is_refused_after_many_others():
     q, k, v = tensors()
     for scale in range(1, 12):

@@ -39,6 +39,11 @@ def check_strided(**tensors: torch.Tensor) -> None:
     for name, one in tensors.items():
         if one.layout is not torch.strided:
             raise NotImplementedError(f"{name} is {one.layout}; expected a dense tensor, such as {name}.to_dense()")
+        if type(one) is not torch.Tensor and hasattr(one, "to_local"):
+            raise NotImplementedError(
+                f"{name} is a {type(one).__name__}, split over devices; expected this device's own part, "
+                f"{name}.to_local(), or a call within torch.distributed.tensor.experimental.local_map"
+            )
 
 
 def check_tensors(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, enable_gqa: bool) -> None:
