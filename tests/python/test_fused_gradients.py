@@ -3,6 +3,7 @@ gradients stay unfused.
 """
 
 import functools
+import itertools
 
 import flashlift
 import flashlift.jax
@@ -208,6 +209,38 @@ def test_gradients_of_a_sum_in_each_mapped_call(name, dtype):
     report = run_both_ways(function, (q, k, v), 2e-5 if dtype == jnp.float32 else 2e-2)
     assert report.fused_count == 1 and len(report.candidates) == 1, report
     assert report.module.count('"flashlift.attention_backward"') == 1
+
+
+PARTLY_MAPPED = [axes for axes in itertools.product((0, None), repeat=3) if axes not in ((None,) * 3, (None, None, 0))]
+
+
+@pytest.mark.parametrize("axes", PARTLY_MAPPED, ids=str)
+@pytest.mark.parametrize("name", ["head", "heads", "grouped"])
+def test_gradients_of_each_mapped_call_that_shares_operands(name, axes):
+    """Operands that lack the mapped dimension, but have other batches or heads, are repeated for the call. Each mapped
+    call has gradients of its own, also those of operands that all share."""
+    function, shapes = {
+        "head": (of_head, [(20, 16), (24, 16), (24, 8)]),
+        "heads": (attention, [(2, 20, 3, 16), (2, 24, 3, 16), (2, 24, 3, 8)]),
+        "grouped": (jax.nn.dot_product_attention, [(2, 20, 6, 8), (2, 24, 2, 8), (2, 24, 2, 8)]),
+    }[name]
+    given = [normal(*([4] if axis == 0 else []), *shape) for axis, shape in zip(axes, shapes, strict=True)]
+    assert run_both_ways(jax.vmap(function, axes), given).fused_count == 1
+    loss = lambda *qkv: jnp.sum(jnp.sin(function(*qkv)))
+    of_each = jax.vmap(jax.value_and_grad(loss, (0, 1, 2)), axes)
+    summed = jax.value_and_grad(lambda *qkv: jax.vmap(loss, axes)(*qkv).sum(), (0, 1, 2))
+    for gradients in (of_each, jax.vmap(jax.grad(loss, 1), axes), summed):
+        report = run_both_ways(gradients, given)
+        assert report.fused_count == len(report.candidates) == 1, report
+        assert report.module.count('"flashlift.attention_backward"') == 1
+
+
+def test_shared_operands_that_are_larger_than_the_scores_are_not_repeated():
+    q, k, v = normal(8, 2, 2, 3, 64), normal(2, 100, 3, 64), normal(8, 2, 100, 3, 64)
+    function = jax.vmap(attention, (0, None, 0))
+    report = run_both_ways(function, (q, k, v))
+    assert report.fused_count == 0 and "repeated they would be larger than the scores" in str(report)
+    assert run_both_ways(function, (normal(8, 2, 64, 3, 64), k, v)).fused_count == 1
 
 
 def test_rows_without_keys():

@@ -153,8 +153,9 @@ class GradientFinder {
   GradientFinder(Plane& plane, const Forward& forward)
       : plane_(plane),
         forward_(forward),
-        uses_(forward.operands.uses ? *forward.operands.uses
-                                    : read_score_uses(plane, forward.probabilities, &forward.match.softmax)),
+        uses_(forward.operands.uses     ? *forward.operands.uses
+              : forward.dimensions.uses ? *forward.dimensions.uses
+                                        : read_score_uses(plane, forward.probabilities, &forward.match.softmax)),
         parts_{.probability = forward.match.whole, .undropped = forward.match.undropped},
         check_(plane.arena, plane.evaluator->atom_sizes(), forward.match.softmax, parts_, plane.half.has_value(),
                masks_to_compare(), [&plane](SymId condition) { return keeps_a_key(plane, condition); }) {}

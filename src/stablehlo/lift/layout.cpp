@@ -429,35 +429,52 @@ Outcome<OperandView> view_of(const PlacedTensor& tensor, size_t repeated, const 
 
 }  // namespace
 
-Outcome<OperandView> operand_view(const PlacedTensor& tensor, const Roles& roles, const std::vector<int>& depth,
-                                  const std::vector<int64_t>& sizes, bool is_key_or_value) {
-  // A tensor that lacks a letter shares it. A tensor with only some of a letter's atoms cannot be expressed.
+namespace {
+
+// The atoms that the tensor lacks, of these, in front of its dimensions.
+std::vector<std::vector<int>> with_lacking(const PlacedTensor& tensor, const std::vector<std::vector<int>>& wanted) {
   const std::vector<int> present = tensor.order();
-  const auto count_present = [&](const std::vector<int>& atoms) {
-    return std::count_if(atoms.begin(), atoms.end(),
-                         [&](int atom) { return std::find(present.begin(), present.end(), atom) != present.end(); });
-  };
-  const std::vector<int> heads = is_key_or_value ? roles.kv_head : roles.heads();
-  for (const auto& atoms : {roles.batch, heads}) {
-    const auto there = count_present(atoms);
-    if (there != 0 && there != static_cast<std::ptrdiff_t>(atoms.size())) {
-      return refuse<Reason::kPartlyShared>();
+  std::vector<std::vector<int>> dims = tensor.dims;
+  for (const auto& atoms : wanted) {
+    for (auto atom = atoms.rbegin(); atom != atoms.rend(); ++atom) {
+      if (std::find(present.begin(), present.end(), *atom) == present.end()) {
+        dims.insert(dims.begin(), {*atom});
+      }
     }
   }
-  return view_of(tensor, 0, roles, depth, sizes);
+  return dims;
+}
+
+}  // namespace
+
+Outcome<OperandView> operand_view(const PlacedTensor& tensor, const Roles& roles, const std::vector<int>& depth,
+                                  const std::vector<int64_t>& sizes, bool is_key_or_value) {
+  const std::vector<int> present = tensor.order();
+  const auto is_present = [&](int atom) { return std::find(present.begin(), present.end(), atom) != present.end(); };
+  const std::vector<int> heads = is_key_or_value ? roles.kv_head : roles.heads();
+  std::vector<std::vector<int>> partly_shared;
+  for (const auto& atoms : {heads, roles.batch}) {
+    if (std::any_of(atoms.begin(), atoms.end(), is_present) && !std::all_of(atoms.begin(), atoms.end(), is_present)) {
+      partly_shared.push_back(atoms);
+    }
+  }
+  if (partly_shared.empty()) {
+    return view_of(tensor, 0, roles, depth, sizes);
+  }
+  const auto others = is_key_or_value ? roles.query : roles.key;
+  const int64_t groups = is_key_or_value ? extent(roles.group, sizes) : 1;
+  if (extent(depth, sizes) > extent(others, sizes) * groups) {
+    return refuse<Reason::kPartlyShared>();
+  }
+  PlacedTensor whole = tensor;
+  whole.dims = with_lacking(tensor, partly_shared);
+  return view_of(whole, whole.dims.size() - tensor.dims.size(), roles, depth, sizes);
 }
 
 Outcome<OperandView> whole_view(const PlacedTensor& tensor, const Roles& roles, const std::vector<int>& depth,
                                 const std::vector<int64_t>& sizes) {
   PlacedTensor whole = tensor;
-  const std::vector<int> present = tensor.order();
-  for (const auto& atoms : {depth, roles.query, roles.heads(), roles.batch}) {
-    for (auto atom = atoms.rbegin(); atom != atoms.rend(); ++atom) {
-      if (std::find(present.begin(), present.end(), *atom) == present.end()) {
-        whole.dims.insert(whole.dims.begin(), {*atom});
-      }
-    }
-  }
+  whole.dims = with_lacking(tensor, {depth, roles.query, roles.heads(), roles.batch});
   return view_of(whole, whole.dims.size() - tensor.dims.size(), roles, depth, sizes);
 }
 

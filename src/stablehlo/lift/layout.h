@@ -69,7 +69,9 @@ std::optional<PlacedTensor> follow_result(const PlacedTensor& tensor, const std:
 std::optional<PlacedTensor> follow_use(const PlacedTensor& tensor, mlir::Operation* user,
                                        const std::vector<int64_t>& sizes, std::optional<DType> half);
 
-// The letters of a tensor's dimensions, with the reshape and the transpose that they require.
+// The letters of a tensor's dimensions, with the reshape and the transpose that they require. A tensor that lacks a
+// letter shares it. A tensor with only some of a letter's atoms, as jax.vmap over some operands makes it, is repeated
+// along the others, unless it would be larger than the scores: then XLA, which reads it once, may be faster.
 Outcome<OperandView> operand_view(const PlacedTensor& tensor, const Roles& roles, const std::vector<int>& depth,
                                   const std::vector<int64_t>& sizes, bool is_key_or_value);
 // The same for an operand that no batch, head, query or depth may share: the view repeats the tensor along the

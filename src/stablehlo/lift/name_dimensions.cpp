@@ -1,5 +1,6 @@
 // Stage 4: finds which dimensions of queries, keys, values and output are batch, head, query, key and depth.
 #include <algorithm>
+#include <bit>
 
 #include "stablehlo/lift/products.h"
 #include "stablehlo/lift/stages.h"
@@ -99,6 +100,30 @@ AtomUse use_of_atoms(const Plane& plane, const Probabilities& probabilities, con
   return use;
 }
 
+// Of the atoms that only the queries have, those that gradients of keys or values keep: products that sum over queries,
+// but not over these. Each call of jax.vmap over the queries has such gradients of its own.
+AtomSet kept_by_gradients(const Plane& plane, const ScoreUses& uses, AtomSet only_q) {
+  AtomSet kept = 0;
+  for (const Exit& exit : uses.exits) {
+    const OperandDims dims = operand_dims(exit.product, exit.side);
+    AtomSet summed = 0;
+    AtomSet others = 0;
+    bool sums_over_keys = false;
+    for (size_t d = 0; d < exit.plane_indices.size(); ++d) {
+      const Affine& index = exit.plane_indices[d].affine;
+      const bool is_summed = llvm::is_contained(dims.contract, static_cast<int64_t>(d));
+      sums_over_keys = sums_over_keys || (is_summed && plane.evaluator->runs_over_keys(index));
+      for (const auto& term : index.terms) {
+        (is_summed ? summed : others) |= atom_bit(term.first);
+      }
+    }
+    if (!sums_over_keys && (summed & only_q) != 0) {
+      kept |= others & only_q;
+    }
+  }
+  return kept;
+}
+
 }  // namespace
 
 Outcome<Dimensions> name_dimensions(Plane& plane, const Probabilities& probabilities, const Operands& operands,
@@ -124,8 +149,13 @@ Outcome<Dimensions> name_dimensions(Plane& plane, const Probabilities& probabili
       return refuse<Reason::kRepeatedKeys>();
     }
   }
-  FLASHLIFT_ASSIGN_OR_RETURN(
-      found.roles, assign_roles(use_of_atoms(plane, probabilities, operands, match.softmax, found), plane.sizes));
+  AtomUse use = use_of_atoms(plane, probabilities, operands, match.softmax, found);
+  const AtomSet only_q = use.in_q & ~use.in_k & ~use.in_v;
+  if (plane.options.gradient != GradientUse::kNone && std::popcount(only_q) > 1) {
+    found.uses = operands.uses ? operands.uses : read_score_uses(plane, probabilities, &match.softmax);
+    use.in_k |= kept_by_gradients(plane, *found.uses, only_q);
+  }
+  FLASHLIFT_ASSIGN_OR_RETURN(found.roles, assign_roles(use, plane.sizes));
   found.roles.key = probabilities.key_digits;
   FLASHLIFT_ASSIGN_OR_RETURN(found.q_view, operand_view(found.q, found.roles, operands.depth, plane.sizes, false));
   FLASHLIFT_ASSIGN_OR_RETURN(found.k_view, operand_view(found.k, found.roles, operands.depth, plane.sizes, true));

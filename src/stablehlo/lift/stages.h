@@ -69,6 +69,7 @@ struct Dimensions {
   std::optional<PlacedTensor> out;
   OperandView q_view, k_view, v_view;
   ResultView out_view;
+  std::optional<ScoreUses> uses;  // if they decided about the roles
 };
 Outcome<Dimensions> name_dimensions(Plane& plane, const Probabilities& probabilities, const Operands& operands,
                                     const Match& match);
