@@ -39,20 +39,63 @@ using Forwards = plan::Answers<plan::CudaForward>;
 using Backwards = plan::Answers<plan::CudaBackward>;
 using cuda::LengthClass;
 
-// Kernels of the implementations in the lists. The choice depends on a call's lengths and strides, so that the first
-// call that needs a kernel compiles it.
+// The kernels of a problem. The first call that needs one compiles it.
+class Kernels {
+ public:
+  Kernels(Problem problem, const cuda::Device& device) : problem_(std::move(problem)), device_(device) {}
+
+  // The kernel for a class of calls.
+  Result<const cuda::Forward*> forward(const plan::CudaForward& row, LengthClass length) const {
+    const LengthClass suits = row.compiled_for(length);
+    return forwards_[static_cast<size_t>(row.kind)][static_cast<size_t>(suits)].get([&] {
+      Result<cuda::Forward> kernel = cuda::Forward::compile(problem_, device_, row.kind, suits, compile_kernel);
+      log(LogLevel::kInfo, "{}: {}", row.name(),
+          kernel.ok() ? cuda::describe(kernel->config()) : kernel.error().message);
+      return kernel;
+    });
+  }
+
+  // The backward kernels for the set of captured tensors whose gradients a call requests.
+  Result<const cuda::Backward*> backward(cuda::BackwardKind kind, const std::vector<bool>& wants_gradient) const {
+    return backwards_for(wants_gradient)[static_cast<size_t>(kind)].get([&] {
+      Result<cuda::Backward> kernel = cuda::Backward::compile(problem_, device_, kind, wants_gradient, compile_kernel);
+      log(LogLevel::kInfo, "backward {}: {}", to_string(kind),
+          kernel.ok() ? cuda::describe(kernel->config()) : kernel.error().message);
+      return kernel;
+    });
+  }
+
+ private:
+  using BackwardKernels = std::array<CompiledOnce<cuda::Backward>, cuda::kBackwardKinds>;
+
+  const BackwardKernels& backwards_for(const std::vector<bool>& wants_gradient) const {
+    const std::lock_guard lock(mutex_);
+    return backwards_[wants_gradient];
+  }
+
+  Problem problem_;
+  cuda::Device device_;
+  std::array<std::array<CompiledOnce<cuda::Forward>, cuda::kLengthClasses>, cuda::kKernelKinds> forwards_;
+  mutable std::mutex mutex_;  // protects the map, not its kernels, which never move
+  mutable std::map<std::vector<bool>, BackwardKernels> backwards_;
+};
+
+// Kernels of the implementations in the lists. The choice depends on a call's lengths and strides.
 class CudaAttention : public Attention::Implementation {
  public:
   static Result<std::shared_ptr<CudaAttention>> create(const Problem& problem, const CompileOptions& options) {
     FLASHLIFT_ASSIGN_OR_RETURN(const cuda::Device device, cuda::get_device(options.device_ordinal));
     auto attention = std::make_shared<CudaAttention>(problem, simplified_and_ordered(problem), device);
+    if (std::optional<Problem> own = simplified_for_own_keys(problem); own && options.lengths_known) {
+      attention->own_kernels_.emplace(*std::move(own), device);
+    }
     FLASHLIFT_RETURN_IF_ERROR(attention->evaluate_lists(options));
     FLASHLIFT_RETURN_IF_ERROR(attention->choose(options.lengths_known, options.forward_at_once));
     return attention;
   }
 
   CudaAttention(const Problem& given, const Problem& compiled, const cuda::Device& device)
-      : given_(given), compiled_(compiled), device_(device) {}
+      : given_(given), compiled_(compiled), device_(device), kernels_(compiled, device) {}
 
   const Problem& problem() const override { return given_; }
 
@@ -65,7 +108,7 @@ class CudaAttention : public Attention::Implementation {
       if (refusal) {
         continue;
       }
-      const Result<const cuda::Forward*> kernel = get(*row, length);
+      const Result<const cuda::Forward*> kernel = kernels_of(arguments).forward(*row, length);
       Status status = kernel.ok() ? (*kernel)->run(arguments, stream) : Status(kernel.error());
       if (status.ok() || status.error().kind != ErrorKind::kUnsupported) {
         return status;
@@ -82,7 +125,7 @@ class CudaAttention : public Attention::Implementation {
       if (refusal) {
         continue;
       }
-      const Result<const cuda::Backward*> kernel = get_backward(row->kind, capture_gradients);
+      const Result<const cuda::Backward*> kernel = own_kernels().backward(row->kind, capture_gradients);
       if (kernel.ok() || kernel.error().kind != ErrorKind::kUnsupported) {
         return kernel.ok() ? Status() : Status(kernel.error());
       }
@@ -108,7 +151,7 @@ class CudaAttention : public Attention::Implementation {
       if (refusal) {
         continue;
       }
-      const Result<const cuda::Backward*> kernel = get_backward(row->kind, wants_gradient);
+      const Result<const cuda::Backward*> kernel = kernels_of(arguments.forward).backward(row->kind, wants_gradient);
       Status status = kernel.ok() ? (*kernel)->run(arguments, stream, options.allocator) : Status(kernel.error());
       if (status.ok() || status.error().kind != ErrorKind::kUnsupported) {
         return status;
@@ -122,7 +165,7 @@ class CudaAttention : public Attention::Implementation {
   int64_t workspace_bytes(int /*concurrency*/) const override {
     const LengthClass length = cuda::length_class(compiled_, compiled_.q_len);
     const plan::CudaForward* const row = plan::first_of(forwards_[static_cast<size_t>(length)]);
-    const Result<const cuda::Forward*> kernel = get(*row, length);
+    const Result<const cuda::Forward*> kernel = own_kernels().forward(*row, length);
     return kernel.ok() ? (*kernel)->workspace_bytes() : 0;
   }
 
@@ -140,7 +183,11 @@ class CudaAttention : public Attention::Implementation {
   Result<std::string> code() const override { return cuda::emit_programs(compiled_); }
 
  private:
-  using BackwardKernels = std::array<CompiledOnce<cuda::Backward>, cuda::kBackwardKinds>;
+  // Those of calls of the problem's own number of keys.
+  const Kernels& own_kernels() const { return own_kernels_ ? *own_kernels_ : kernels_; }
+  const Kernels& kernels_of(const AttentionArguments& call) const {
+    return own_kernels_ && kv_length(given_, call) == given_.kv_len ? *own_kernels_ : kernels_;
+  }
 
   // A tuning result applies to calls of the problem's own lengths only.
   Status evaluate_lists(const CompileOptions& options) {
@@ -202,42 +249,16 @@ class CudaAttention : public Attention::Implementation {
           begin_beside([&] { static_cast<void>(prepare_backward(std::vector<bool>(compiled_.captures.size()))); });
     }
     // A defect or a missing compiler must not silently select a slower kernel.
-    const Result<const cuda::Forward*> kernel = get(*row, length);
+    const Result<const cuda::Forward*> kernel = own_kernels().forward(*row, length);
     if (backward.valid()) {
       backward.wait();
     }
     return kernel.ok() ? Status() : Status(kernel.error());
   }
 
-  // The kernel for a class of calls; compiles it if necessary.
-  Result<const cuda::Forward*> get(const plan::CudaForward& row, LengthClass length) const {
-    const LengthClass suits = row.compiled_for(length);
-    return kernels_[static_cast<size_t>(row.kind)][static_cast<size_t>(suits)].get([&] {
-      Result<cuda::Forward> kernel = cuda::Forward::compile(compiled_, device_, row.kind, suits, compile_kernel);
-      log(LogLevel::kInfo, "{}: {}", row.name(),
-          kernel.ok() ? cuda::describe(kernel->config()) : kernel.error().message);
-      return kernel;
-    });
-  }
-
-  // The backward kernels for the set of captured tensors whose gradients a call requests; the first call compiles them.
-  Result<const cuda::Backward*> get_backward(cuda::BackwardKind kind, const std::vector<bool>& wants_gradient) const {
-    return kernels_for(wants_gradient)[static_cast<size_t>(kind)].get([&] {
-      Result<cuda::Backward> kernel = cuda::Backward::compile(compiled_, device_, kind, wants_gradient, compile_kernel);
-      log(LogLevel::kInfo, "backward {}: {}", to_string(kind),
-          kernel.ok() ? cuda::describe(kernel->config()) : kernel.error().message);
-      return kernel;
-    });
-  }
-
   Error no_backward(const std::string& reasons) const {
     return unsupported("no CUDA implementation gives the gradients of this call: {}; {}", plan::reasons_of(backwards_),
                        reasons);
-  }
-
-  const BackwardKernels& kernels_for(const std::vector<bool>& wants_gradient) const {
-    const std::lock_guard lock(mutex_);
-    return backward_kernels_[wants_gradient];
   }
 
   Problem given_;
@@ -246,9 +267,8 @@ class CudaAttention : public Attention::Implementation {
   std::array<Forwards, cuda::kLengthClasses> forwards_;  // the list's answers for each class
   Backwards backwards_;                                  // empty if the list has none of the requested name
   Status backwards_status_;
-  std::array<std::array<CompiledOnce<cuda::Forward>, cuda::kLengthClasses>, cuda::kKernelKinds> kernels_;
-  mutable std::mutex mutex_;  // protects the map, not its kernels, which never move
-  mutable std::map<std::vector<bool>, BackwardKernels> backward_kernels_;
+  Kernels kernels_;
+  std::optional<Kernels> own_kernels_;  // for calls of the problem's own number of keys, where these are cheaper
 };
 
 }  // namespace

@@ -49,7 +49,9 @@ cuda::Device device_of(int architecture) {
 class Sources {
  public:
   Sources(const Problem& problem, size_t index, const PrecompileOptions& options)
-      : problem_(runtime::simplified_and_ordered(problem)), index_(index), options_(options) {}
+      : problem_(runtime::simplified_for_own_keys(problem).value_or(runtime::simplified_and_ordered(problem))),
+        index_(index),
+        options_(options) {}
 
   Status add_forward(const cuda::Device& device, int64_t q_len, std::vector<Wanted>& wanted) const {
     const cuda::LengthClass length = cuda::length_class(problem_, q_len);

@@ -1,6 +1,7 @@
 #include "runtime/simplified.h"
 
 #include "score/canonical.h"
+#include "score/key_count.h"
 
 namespace flashlift::runtime {
 namespace {
@@ -31,6 +32,18 @@ Problem simplified_and_ordered(const Problem& problem) {
     }
   }
   return ordered;
+}
+
+std::optional<Problem> simplified_for_own_keys(const Problem& problem) {
+  Problem known = problem;
+  bool is_cheaper = false;
+  for (std::optional<Program>* program : {&known.score_mod, &known.mask_mod}) {
+    if (*program && score::divides_by_kv_len(**program)) {
+      **program = score::with_kv_len(**program, problem.kv_len);
+      is_cheaper = true;
+    }
+  }
+  return is_cheaper ? std::optional(simplified_and_ordered(known)) : std::nullopt;
 }
 
 }  // namespace flashlift::runtime

@@ -26,5 +26,7 @@ class SimplifiedProblem {
 
 // The same for backends that cache machine code: programs that differ only in the order of their nodes share the code.
 Problem simplified_and_ordered(const Problem& problem);
+// The same for calls of the problem's own number of keys alone. None if its programs are no cheaper then.
+std::optional<Problem> simplified_for_own_keys(const Problem& problem);
 
 }  // namespace flashlift::runtime

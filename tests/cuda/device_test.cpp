@@ -24,13 +24,15 @@ int number_from(const char* name, int otherwise) {
   return value != nullptr ? std::atoi(value) : otherwise;
 }
 
-// Runs on the GPU and compares the host tensors' results with the oracle's.
-void expect_right(const Problem& problem, OwnedArguments& host, const std::string& implementation = "") {
+// Runs on the GPU and compares the host tensors' results with the oracle's. `compiled`: the problem that is compiled,
+// if the tensors have other lengths.
+void expect_right(const Problem& problem, OwnedArguments& host, const std::string& implementation = "",
+                  const Problem* compiled = nullptr) {
   SCOPED_TRACE(print(problem));
   const auto device = cuda::DeviceTensors::copy_of(host.views, 0);
   ASSERT_TRUE(device.ok()) << device.error().message;
-  const Result<Attention> attention =
-      Attention::compile(problem, {.device = DeviceKind::kCuda, .implementation = implementation});
+  const Result<Attention> attention = Attention::compile(
+      compiled != nullptr ? *compiled : problem, {.device = DeviceKind::kCuda, .implementation = implementation});
   ASSERT_TRUE(attention.ok()) << attention.error().message;
   // Runs twice: the second call finds the memory as the first one left it, and must give the same bits.
   std::vector<std::byte> first;
@@ -173,6 +175,19 @@ TEST(Device, RowsBesideEmptyRowsAreRight) {
     for (const char* implementation : {"cuda_sm80", ""}) {
       expect_agreement(std::string(head) + tail, 1, implementation, false);
     }
+  }
+}
+
+// The kernels of the problem's own number of keys divide by a constant, others do not.
+TEST(Device, DocumentsHaveTheLengthOfTheCall) {
+  const Result<Problem> compiled = parse_problem("attn b2 h2 sq400 skv400 d64 bf16 documents=4");
+  ASSERT_TRUE(compiled.ok()) << compiled.error().message;
+  for (const char* lengths : {"sq400 skv400", "sq200 skv200", "sq400 skv203", "sq3 skv400", "sq3 skv77"}) {
+    const Result<Problem> problem = parse_problem(std::string("attn b2 h2 d64 bf16 documents=4 ") + lengths);
+    ASSERT_TRUE(problem.ok()) << problem.error().message;
+    Random random(1);
+    OwnedArguments host = testing::dense_arguments(*problem, random);
+    expect_right(*problem, host, "", &*compiled);
   }
 }
 
