@@ -235,6 +235,32 @@ def test_gradients_of_each_mapped_call_that_shares_operands(name, axes):
         assert report.module.count('"flashlift.attention_backward"') == 1
 
 
+def grouped(q, k, v):
+    """Queries [B, K, G, S, D]."""
+    p = jax.nn.softmax(jnp.einsum("bkgsd,bktd->bkgst", q, k) / 4)
+    return jnp.einsum("bkgst,bktd->bkgsd", p, v)
+
+
+MANY_QUERIES = {
+    "groups of one head": (grouped, [(2, 3, 1, 20, 16), (2, 3, 24, 16), (2, 3, 24, 8)]),
+    "keys that all mapped calls share": (jax.vmap(of_head, (0, None, 0)), [(3, 20, 16), (24, 16), (3, 24, 8)]),
+}
+
+
+@pytest.mark.parametrize("name", MANY_QUERIES)
+def test_rows_of_one_head_are_queries_and_no_group_of_heads(name):
+    """As heads, each would be a call with one query: gradients then take several times as long."""
+    function, shapes = MANY_QUERIES[name]
+    for compiled in (function, with_gradients(function, 3)):
+        report = run_both_ways(compiled, [normal(*shape) for shape in shapes])
+        assert "attention of 20 queries" in str(report), report
+
+
+def test_one_query_of_grouped_heads():
+    report = run_both_ways(grouped, [normal(2, 3, 4, 1, 16), normal(2, 3, 24, 16), normal(2, 3, 24, 8)])
+    assert "grouped attention of 1 queries x 12 heads" in str(report), report
+
+
 def test_shared_operands_that_are_larger_than_the_scores_are_not_repeated():
     q, k, v = normal(8, 2, 2, 3, 64), normal(2, 100, 3, 64), normal(8, 2, 100, 3, 64)
     function = jax.vmap(attention, (0, None, 0))

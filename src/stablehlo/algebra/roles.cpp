@@ -20,11 +20,14 @@ int choose_query(const std::vector<int>& candidates, const AtomUse& use, const s
   });
 }
 
-// Whether the atom is the G of a single token with grouped heads, [B, 1, K, G, D], which has no query atom.
+// Whether the atom is the G of a single token with grouped heads, [B, 1, K, G, D] or [B, K, G, 1, D], which has no
+// query atom. In [B, K, 1, S, D], each head has its own keys, and S is the query, as it is where a program compares it
+// with the key.
 bool is_lone_group(int atom, const AtomUse& use, AtomSet shared) {
   const size_t at = position(use.q_order, atom);
-  return use.q_free_dims > 1 && at > 0 && at < use.q_order.size() && contains(shared, use.q_order[at - 1]) &&
-         at + 1 == use.q_order.size();
+  const bool has_query = std::any_of(use.q_ones.begin(), use.q_ones.end(), [&](int next) { return next != atom; });
+  return has_query && !contains(use.in_programs, atom) && at > 0 && at < use.q_order.size() &&
+         contains(shared, use.q_order[at - 1]) && at + 1 == use.q_order.size();
 }
 
 }  // namespace

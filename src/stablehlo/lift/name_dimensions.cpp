@@ -71,6 +71,26 @@ Outcome<std::vector<PlacedTensor>> pick_sources(Plane& plane, const Operands& op
   return picked;
 }
 
+// For each dimension of size 1 that only the queries of a product have, the atom of the dimension that follows it; -1
+// if none does.
+std::vector<int> ones_of_queries(mlir::Operation* product, const ReadTensor& q) {
+  const unsigned side = product->getOperand(0) == q.value ? 0 : 1;
+  std::vector<int> found;
+  for (const int64_t d : operand_dims(product, side).free) {
+    if (!q.indices[static_cast<size_t>(d)].is_constant()) {
+      continue;
+    }
+    const auto next =
+        std::find_if_not(q.indices.begin() + d, q.indices.end(), [](const Affine& i) { return i.is_constant(); });
+    found.push_back(next == q.indices.end()
+                        ? -1
+                        : std::max_element(next->terms.begin(), next->terms.end(), [](const auto& x, const auto& y) {
+                            return x.second < y.second;
+                          })->first);
+  }
+  return found;
+}
+
 AtomUse use_of_atoms(const Plane& plane, const Probabilities& probabilities, const Operands& operands,
                      const Softmax& softmax, const Dimensions& found) {
   const AtomSet not_plane =
@@ -94,9 +114,7 @@ AtomUse use_of_atoms(const Plane& plane, const Probabilities& probabilities, con
   for (const SymId guard : softmax.guards) {
     use.in_programs |= plane.arena.depends_on(guard, kKeyAtom) ? plane.arena[guard].atoms : 0;
   }
-  const auto dims = *dot_dims(plane.pair.first);
-  const size_t q_rank = shape(operands.q.value).size();
-  use.q_free_dims = static_cast<int>(q_rank - dims.lhs_batch.size() - dims.lhs_contract.size());
+  use.q_ones = ones_of_queries(plane.pair.first, operands.q);
   return use;
 }
 

@@ -44,5 +44,22 @@ TEST(Roles, WhatProgramsCompareWithTheKeyCountsQueries) {
   EXPECT_EQ(roles->query, std::vector<int>{3});
 }
 
+// [B, 1, K, G, D] and [B, K, G, 1, D] are single tokens with G heads for each of K; [B, K, 1, S, D] are S queries.
+TEST(Roles, ADimensionOfOneMayBeTheQueryOfGroupedHeads) {
+  const auto query_of = [](std::vector<int> ones, AtomSet in_programs = 0) {
+    AtomUse use = use_of({1, 3, 4}, {1, 3});
+    use.q_ones = std::move(ones);
+    use.in_programs = in_programs;
+    const auto roles = assign_roles(use, kSizes);
+    EXPECT_TRUE(roles.ok());
+    return roles->query;
+  };
+  EXPECT_TRUE(query_of({3}).empty());
+  EXPECT_TRUE(query_of({-1}).empty());
+  EXPECT_TRUE(query_of({4, 1}).empty());
+  EXPECT_EQ(query_of({4}), std::vector<int>{4});
+  EXPECT_EQ(query_of({3}, atom_bit(4)), std::vector<int>{4}) << "a mask compares it with the key";
+}
+
 }  // namespace
 }  // namespace flashlift::stablehlo
