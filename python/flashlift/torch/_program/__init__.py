@@ -1,7 +1,8 @@
-"""Score programs: a graph (graph), bounds of its integers (bounds) and its text (text)."""
+"""Score programs: a graph (graph), bounds of its integers (bounds, reach) and its text (text)."""
 
-from flashlift.torch._program.bounds import Bounds, coordinates_of, reach_of
+from flashlift.torch._program.bounds import Bounds
 from flashlift.torch._program.graph import DTYPE_NAMES, LARGEST_ARGUMENT, Builder, Capture, Node, type_of
+from flashlift.torch._program.reach import Reach, Reaches
 from flashlift.torch._program.text import print_program
 
 __all__ = [
@@ -11,8 +12,8 @@ __all__ = [
     "Builder",
     "Capture",
     "Node",
-    "coordinates_of",
+    "Reach",
+    "Reaches",
     "print_program",
-    "reach_of",
     "type_of",
 ]

@@ -1,44 +1,8 @@
 """Bounds of a program's integers, from the sizes of the problem."""
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from flashlift.torch._program.graph import INT_LIMITS, LARGEST_ARGUMENT, Node
-
-
-def coordinates_of(node: Node) -> list[str] | None:
-    """The coordinates that a node adds to each other and to numbers, if each occurs at most once, so that the node
-    reaches its bounds. None for other nodes."""
-    if node.op in ("b", "h", "q", "kv"):
-        return [node.op]
-    if node.op == "constant" or (node.op == "number" and node.type != "i1"):
-        return []
-    if node.op not in ("add", "sub", "to_i64") or node.type == "f32":
-        return None
-    parts = [coordinates_of(one) for one in node.args]
-    found: list[str] = []
-    for one in parts:
-        if one is None or not set(found).isdisjoint(one):
-            return None
-        found += one
-    return found
-
-
-def reach_of(node: Node, sizes: Mapping[str, Any], number: Callable[[int], Any]) -> tuple[Any, Any]:
-    """The lowest and the highest value that a sum of coordinates has, given their sizes as numbers or symbols, and the
-    program's arguments by the index of their capture."""
-    if node.op == "constant":
-        return (node.payload, node.payload)
-    if node.op == "number":
-        return (number(node.payload),) * 2
-    if node.op in sizes:
-        return (0, sizes[node.op] - 1)
-    reaches = [reach_of(arg, sizes, number) for arg in node.args]
-    if node.op == "to_i64":
-        return reaches[0]
-    (low, high), (other_low, other_high) = reaches
-    return (low + other_low, high + other_high) if node.op == "add" else (low - other_high, high - other_low)
 
 
 @dataclass

@@ -11,7 +11,7 @@ import torch
 from torch.fx.experimental.symbolic_shapes import guard_or_true
 
 from flashlift.torch._internals import count_of_modes, disable_modes, disable_transforms, tree_map_only
-from flashlift.torch._program import Bounds, Builder, Capture, Node, print_program, reach_of
+from flashlift.torch._program import Bounds, Builder, Capture, Node, Reach, Reaches, print_program
 
 CPU = torch.device("cpu")
 
@@ -69,8 +69,10 @@ class Trace:
     autograd_function: str | None = None
     # Whether it contains tensors that are neither leaves nor created by the mod: they may differ in another function.
     reads_unknown: bool = False
-    # Indices that are sums of coordinates, with the sizes of the dimensions that they index.
+    # Indices that depend on coordinates and numbers only, with the sizes of the dimensions that they index.
     read_at: list[tuple[Node, SizeOf | int]] = field(default_factory=list)
+    numbers_read_at: list[int] = field(default_factory=list)  # the captures that are numbers within these
+    _in_range: set[tuple] = field(default_factory=set)  # sizes and numbers for which all of these are in range
     _texts: dict[tuple, tuple[str, list[Source]]] = field(default_factory=dict)
 
     def program(self, bounds: Bounds) -> tuple[str, list[Source]]:
@@ -93,7 +95,7 @@ class Trace:
         sizes: Mapping[str, Any] | None = None,
     ) -> list[torch.Tensor]:
         """The tensors for `sources` if the mod captures `leaves` and, as arguments, `numbers`. Raises IndexError, as
-        PyTorch does, if coordinates within `bounds` are out of range for the tensor that they index."""
+        PyTorch does, if coordinates within `sizes` give an index that is out of range for the tensor that it reads."""
         slots: list[Any] = [*leaves, *numbers]
         in_mode = count_of_modes() > 0
         # While a graph is traced, it must create its constants itself, from tensors of any kind.
@@ -117,7 +119,7 @@ class Trace:
                     )
                 args, kwargs = tree_map_only(Slot, lambda slot: slots[slot.number], (args, kwargs))
                 slots.append(function(*args, **kwargs))
-        if sizes is not None:
+        if sizes is not None and self.read_at:
             self._check_indices(sizes, slots)
         found = []
         for one in sources:
@@ -164,30 +166,44 @@ class Trace:
         if any(type(one) is int and one == 0 for one in sizes.values()):
             return  # there are no coordinates
 
-        def number(capture: int) -> Any:
-            return slots[cast(Slot, self.sources[capture]).number]
+        numbers = {one: slots[cast(Slot, self.sources[one]).number] for one in self.numbers_read_at}
+        lengths = [slots[of.number].shape[of.dim] if type(of) is SizeOf else of for _, of in self.read_at]
+        key = (*sizes.values(), *numbers.values(), *lengths)
+        is_known = all(type(one) is int for one in key)
+        if is_known and key in self._in_range:
+            return
+        reaches = Reaches({name: _plain(one) for name, one in sizes.items()}, numbers.__getitem__)
+        for (index, _), size in zip(self.read_at, map(_plain, lengths), strict=True):
+            reach = reaches.of(index)
+            if reach is not None:
+                self._check_index(index, reach, size, sizes)
+        if is_known:
+            if len(self._in_range) > 1024:
+                self._in_range.clear()
+            self._in_range.add(key)
 
-        for index, of in self.read_at:
-            size: Any = slots[of.number].shape[of.dim] if type(of) is SizeOf else of
-            low, high = reach_of(index, sizes, number)
-            if isinstance(low, torch.Tensor):  # a graph computes a number, whose value is not known yet
-                continue
-            if _holds(-size <= low) and _holds(high < size):
-                continue
-            low, high, size = map(int, (low, high, size))
-            coordinate = index.args[0] if index.op == "to_i64" else index
-            name = coordinate.op if coordinate.op in sizes else f"an index from {low}"
-            raise IndexError(
-                f"{self.kind} reads a tensor at {name}, which goes to {high}, in a dimension of size {size}; expected "
-                f"at least {max(-low, high + 1)}: pad the tensor, or clamp the index"
-            )
+    def _check_index(self, index: Node, reach: Reach, size: Any, sizes: Mapping[str, Any]) -> None:
+        """A bound that no coordinates may reach is no error, unless all of the index lies beyond the tensor."""
+        low, high = reach[:2]
+        if _holds(-size <= (low if reach.low_is_met else high)) and _holds((high if reach.high_is_met else low) < size):
+            return
+        low, high, size = map(int, (low, high, size))
+        coordinate = index.args[0] if index.op == "to_i64" else index
+        name = coordinate.op if coordinate.op in sizes else f"an index from {low}"
+        raise IndexError(
+            f"{self.kind} reads a tensor at {name}, which goes to {high}, in a dimension of size {size}; expected "
+            f"at least {max(-low, high + 1)}: pad the tensor, or clamp the index"
+        )
 
 
-def _holds(condition: bool | torch.SymBool | torch.Tensor) -> bool:
+def _plain(size: Any) -> Any:
+    """To torch.jit.trace, sizes are tensors, and its graph has no conditions: indices stay clamped."""
+    return int(size) if isinstance(size, torch.Tensor) else size
+
+
+def _holds(condition: bool | torch.SymBool) -> bool:
     """Whether sizes are as expected. Those that a graph leaves open become a condition of the graph: it is compiled
-    again for others. To torch.jit.trace, sizes are tensors, and its graph has no conditions: indices stay clamped."""
-    if isinstance(condition, torch.Tensor):
-        return bool(condition)
+    again for others."""
     return condition if type(condition) is bool else guard_or_true(condition)
 
 

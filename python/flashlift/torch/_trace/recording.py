@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from flashlift.torch._internals import tree_map_only, warn_once
-from flashlift.torch._program import LARGEST_ARGUMENT, Builder, Capture, Node, type_of
+from flashlift.torch._program import LARGEST_ARGUMENT, Builder, Capture, Node, Reaches, type_of
 from flashlift.torch._trace.lines import TraceError, where
 from flashlift.torch._trace.record import CPU, Size, SizeOf, Slot, Source
 from flashlift.torch._trace.values import Value
@@ -52,6 +52,8 @@ class Recording:
             self._add_slot(one, torch.float32 if one.is_floating_point() else torch.int32 if fits else torch.int64)
         self.depends_on_sizes = False
         self.read_at: dict[tuple[Node, SizeOf | int], None] = {}
+        self.numbers_read_at: list[int] = []  # captures that are numbers within these indices
+        self._reaches = Reaches(dict.fromkeys(("b", "h", "q", "kv"), 1), self._number_of_index)
         self.reads_unknown = False
         self._made: set[int] = set()  # identities of tensors that the mod creates without operands
         self._wrapped = wrapped
@@ -152,6 +154,15 @@ class Recording:
             value = torch.tensor(size, dtype=torch.int32, device=CPU)
             self._sizes[key] = self._capture(value, key if isinstance(key, SizeOf) else value)
         return self._sizes[key].node
+
+    def _number_of_index(self, capture: int) -> int:
+        self.numbers_read_at.append(capture)
+        return 1  # any: whether a reach is known does not depend on it
+
+    def note_read(self, index: Node, size: int) -> None:
+        """Notes an index, for each call's check against the size, if it depends on coordinates and numbers only."""
+        if self._reaches.of(index) is not None:
+            self.read_at[index, size.source if isinstance(size, Size) else size] = None
 
     def _add_slot(self, tensor: torch.Tensor, number_type: torch.dtype | None = None) -> None:
         self._slots[id(tensor)] = Slot(self._slot_count, number_type)

@@ -83,6 +83,7 @@ def trace(
         recording.autograd_function if kind == "score_mod" else None,
         recording.reads_unknown,
         list(recording.read_at),
+        recording.numbers_read_at,
     )
 
 

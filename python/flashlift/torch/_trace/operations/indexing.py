@@ -4,19 +4,17 @@ from typing import Any
 
 import torch
 
-from flashlift.torch._program import Node, coordinates_of
+from flashlift.torch._program import Node
 from flashlift.torch._trace.lines import TraceError, where
 from flashlift.torch._trace.operations.results import made
 from flashlift.torch._trace.operations.table import register
-from flashlift.torch._trace.record import Size
 from flashlift.torch._trace.recording import Recording
 from flashlift.torch._trace.values import Index, broadcast
 
 
 def _wrapped(recording: Recording, index: Node, size: int) -> Node:
     builder = recording.builder
-    if coordinates_of(index):
-        recording.read_at[index, size.source if isinstance(size, Size) else size] = None
+    recording.note_read(index, size)
     index = index if index.type in ("i32", "i64") else builder.convert(index, "i32")
     if index.op == "constant":
         return builder.constant(index.payload + size, index.type) if index.payload < 0 else index
