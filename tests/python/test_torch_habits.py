@@ -226,6 +226,11 @@ def test_tensors_that_are_split_over_devices_are_refused():
             flex_attention(*split)
         with pytest.raises(NotImplementedError, match="key is a DTensor"):
             flex_attention(split[0].to_local(), *split[1:])
+        for whole in (False, True):
+            torch._dynamo.reset()
+            compiled = torch.compile(flex_attention, backend="eager", fullgraph=whole)
+            with pytest.raises(Exception, match=r"query is a DTensor.*expected.*query.to_local\(\)"):
+                compiled(*split)
     finally:
         torch.distributed.destroy_process_group()
 

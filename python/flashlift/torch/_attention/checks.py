@@ -39,7 +39,7 @@ def check_strided(**tensors: torch.Tensor) -> None:
     for name, one in tensors.items():
         if one.layout is not torch.strided:
             raise NotImplementedError(f"{name} is {one.layout}; expected a dense tensor, such as {name}.to_dense()")
-        if type(one) is not torch.Tensor and hasattr(one, "to_local"):
+        if type(one) is not torch.Tensor and hasattr(type(one), "to_local"):  # Dynamo finds it in the type only
             raise NotImplementedError(
                 f"{name} is a {type(one).__name__}, split over devices; expected this device's own part, "
                 f"{name}.to_local(), or a call within torch.distributed.tensor.experimental.local_map"
