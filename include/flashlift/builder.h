@@ -12,6 +12,7 @@
 #include <concepts>
 #include <cstdint>
 #include <initializer_list>
+#include <limits>
 #include <memory>
 #include <string>
 #include <unordered_map>
@@ -34,8 +35,18 @@ class Expr {
   Expr(float value);
   Expr(double value) : Expr(static_cast<float>(value)) {}
   // Only of a bool: pointers convert to bool, and so does a function whose parentheses are missing (`kv < kv_len`).
-  template <std::same_as<bool> T>
-  Expr(T value) : type_(Type::kI1), bits_(value ? 1 : 0) {}
+  template <typename T>
+    requires(std::same_as<T, bool> || std::same_as<T, std::vector<bool>::reference>)
+  Expr(T value) : type_(Type::kI1), bits_(static_cast<bool>(value) ? 1 : 0) {}
+  // unsigned, size_t, long long and others that do not become an int are i64. A number beyond it, such as SIZE_MAX for
+  // a window without an end, is its largest.
+  template <std::integral T>
+    requires(sizeof(T) >= sizeof(int) && sizeof(T) <= sizeof(int64_t) && !std::same_as<T, int> &&
+             !std::same_as<T, int64_t>)
+  Expr(T value)
+      : Expr(std::unsigned_integral<T> && static_cast<int64_t>(value) < 0 ? std::numeric_limits<int64_t>::max()
+                                                                          : static_cast<int64_t>(value)) {}
+  Expr(long double value) : Expr(static_cast<float>(value)) {}
 
   Type type() const { return type_; }
 

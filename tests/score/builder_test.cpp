@@ -3,8 +3,12 @@
 #include <gtest/gtest.h>
 
 #include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <string>
 #include <type_traits>
 #include <utility>
+#include <vector>
 
 #include "score/verify.h"
 
@@ -85,6 +89,32 @@ TEST(Builder, TakesBoolsButNoPointers) {
   const auto all = trace_mask_mod([](Expr, Expr, Expr, Expr) { return true; });
   ASSERT_TRUE(all.ok()) << all.error().message;
   EXPECT_EQ(print_one_line(*all), "mask_mod() { return true }");
+}
+
+// Sizes of containers and constants with a suffix are common in such lambdas.
+TEST(Builder, TakesEveryTypeOfIntegers) {
+  const std::vector<bool> flags = {true};
+  std::vector<bool> changing = {true};
+  EXPECT_EQ(Expr(3U).type(), Type::kI64);
+  EXPECT_EQ(Expr(short{3}).type(), Type::kI32);
+  EXPECT_EQ(Expr(uint8_t{3}).type(), Type::kI32);
+  EXPECT_EQ(Expr(changing[0]).type(), Type::kI1);
+  const auto text_of = [](auto limit) {
+    const Result<Program> mask = trace_mask_mod([&](Expr, Expr, Expr q, Expr kv) { return q - kv < limit; });
+    EXPECT_TRUE(mask.ok());
+    return mask.ok() ? print(*mask) : std::string();
+  };
+  const std::string expected = text_of(int64_t{3});
+  EXPECT_NE(text_of(3), expected);
+  EXPECT_EQ(text_of(3U), expected);
+  EXPECT_EQ(text_of(size_t{3}), expected);
+  EXPECT_EQ(text_of(3LL), expected);
+  EXPECT_EQ(text_of(3ULL), expected);
+  EXPECT_EQ(text_of(-3LL), text_of(int64_t{-3}));
+  EXPECT_EQ(text_of(4000000000U), text_of(int64_t{4000000000}));
+  EXPECT_EQ(text_of(std::numeric_limits<size_t>::max()), text_of(std::numeric_limits<int64_t>::max()));
+  EXPECT_EQ(text_of(3.0L), text_of(3.0F));
+  EXPECT_TRUE(trace_mask_mod([&](Expr, Expr, Expr q, Expr kv) { return (kv <= q && flags[0]) || changing[0]; }).ok());
 }
 
 // A name with these characters would break the text form.
