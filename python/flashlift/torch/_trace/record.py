@@ -163,15 +163,14 @@ class Trace:
         return True
 
     def _check_indices(self, sizes: Mapping[str, Any], slots: Sequence[Any]) -> None:
-        if any(type(one) is int and one == 0 for one in sizes.values()):
-            return  # there are no coordinates
-
         numbers = {one: slots[cast(Slot, self.sources[one]).number] for one in self.numbers_read_at}
         lengths = [slots[of.number].shape[of.dim] if type(of) is SizeOf else of for _, of in self.read_at]
         key = (*sizes.values(), *numbers.values(), *lengths)
         is_known = all(type(one) is int for one in key)
         if is_known and key in self._in_range:
             return
+        if any(type(one) is int and one == 0 for one in sizes.values()):
+            return  # there are no coordinates
         reaches = Reaches({name: _plain(one) for name, one in sizes.items()}, numbers.__getitem__)
         for (index, _), size in zip(self.read_at, map(_plain, lengths), strict=True):
             reach = reaches.of(index)
