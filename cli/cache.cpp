@@ -135,7 +135,7 @@ Outcome run_import(const std::string& path, bool json) {
 }
 
 Outcome run_clear(bool with_kernels, bool json) {
-  FLASHLIFT_ASSIGN_OR_RETURN(const int64_t count, database::clear_tuned());
+  FLASHLIFT_ASSIGN_OR_RETURN(const database::Cleared cleared, database::clear_tuned());
   int64_t removed = 0;
   if (with_kernels) {
     FLASHLIFT_ASSIGN_OR_RETURN(const std::filesystem::path path, cache_folder());
@@ -148,10 +148,19 @@ Outcome run_clear(bool with_kernels, bool json) {
     }
   }
   if (json) {
-    print_json({{"tuned", count}, {"kernels", removed}});
+    Json printed{{"tuned", cleared.entries}, {"kernels", removed}};
+    if (!cleared.unreadable.empty()) {
+      printed["tuned"] = nullptr;
+      printed["problem"] = cleared.unreadable;
+    }
+    print_json(printed);
     return kSuccess;
   }
-  fmt::print("{} tuned problems removed\n", count);
+  if (cleared.unreadable.empty()) {
+    fmt::print("{} tuned problems removed\n", cleared.entries);
+  } else {
+    fmt::print("a file of tuned problems that cannot be read was removed: {}\n", cleared.unreadable);
+  }
   if (with_kernels) {
     fmt::print("{} kernels removed\n", removed);
   }

@@ -304,7 +304,7 @@ Status store_tuned(const std::vector<TunedEntry>& entries) {
   return status;
 }
 
-Result<int64_t> clear_tuned() {
+Result<Cleared> clear_tuned() {
   FLASHLIFT_ASSIGN_OR_RETURN(const std::filesystem::path file, tuning_file());
   const Result<std::vector<TunedEntry>> entries = all_tuned();
   if (!entries.ok()) {
@@ -312,13 +312,13 @@ Result<int64_t> clear_tuned() {
     if (is_there(file)) {
       return not_found("cannot remove {}; remove it by hand", file.string());
     }
-    return 0;
+    return Cleared{.unreadable = entries.error().message};
   }
   if (!entries->empty()) {
     FLASHLIFT_ASSIGN_OR_RETURN(Connection connection, Connection::open(file, Connection::Access::kWrite));
     FLASHLIFT_RETURN_IF_ERROR(connection.run("DELETE FROM tuned"));
   }
-  return static_cast<int64_t>(entries->size());
+  return Cleared{.entries = static_cast<int64_t>(entries->size())};
 }
 
 }  // namespace database

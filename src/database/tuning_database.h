@@ -52,8 +52,12 @@ Result<std::vector<TunedEntry>> all_tuned();
 // Replaces entries for the same problem and device. A damaged file is replaced. Errors: no SQLite, a folder that cannot
 // be used, a file of a later version.
 Status store_tuned(const std::vector<TunedEntry>& entries);
-// Removes all entries, or a file that cannot be read. Returns the number of entries.
-Result<int64_t> clear_tuned();
+struct Cleared {
+  int64_t entries = 0;
+  std::string unreadable;  // why a file that cannot be read, with whatever it had, was removed; empty: it was read
+};
+// Removes all entries, or a file that cannot be read.
+Result<Cleared> clear_tuned();
 
 // As text for other machines of the same kind.
 std::string to_json(const std::vector<TunedEntry>& entries);

@@ -161,8 +161,17 @@ def test_other_versions_are_misses(cache, remember, flashlift):
     assert "tuned" not in reason(SQUARE)
     with pytest.raises(package.UnsupportedError, match="has format 99.*flashlift cache clear"):
         package.tune(SQUARE, seconds=0)
-    assert flashlift("cache", "clear").returncode == 0
+    assert "cannot be read was removed" in flashlift("cache", "clear").stdout
+    assert flashlift("cache", "clear").stdout.startswith("0 ")
     assert package.tune(SQUARE, seconds=0).stored
+
+
+def test_clear_says_that_it_could_not_read_the_file(cache, remember, flashlift):
+    remember(SQUARE, kv_tile=64)
+    (cache / "tuning.sqlite3").write_bytes(b"no database")
+    cleared = json.loads(flashlift("cache", "clear", "--json").stdout)
+    assert cleared["tuned"] is None and "tuning.sqlite3" in cleared["problem"] and cleared["kernels"] == 0
+    assert not (cache / "tuning.sqlite3").exists()
 
 
 def test_others_must_not_write_it(cache, remember):
