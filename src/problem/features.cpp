@@ -57,7 +57,7 @@ constexpr Feature kFeatures[] = {
     {.word = {.name = "documents",
               .value = whole_number(1),
               .examples = "4",
-              .doc = "N documents of equal length; keep the keys of the query's own document"},
+              .doc = "the keys of a call are N documents of equal length; keep those of the query's own document"},
      .mask =
          [](const Place& at, const GivenFeature& given) {
            // Of the call's length, not of the problem's. No division by it depends on the key.
