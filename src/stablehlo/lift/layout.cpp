@@ -427,10 +427,6 @@ Outcome<OperandView> view_of(const PlacedTensor& tensor, size_t repeated, const 
   return view;
 }
 
-}  // namespace
-
-namespace {
-
 // The atoms that the tensor lacks, of these, in front of its dimensions.
 std::vector<std::vector<int>> with_lacking(const PlacedTensor& tensor, const std::vector<std::vector<int>>& wanted) {
   const std::vector<int> present = tensor.order();

@@ -72,8 +72,8 @@ extern "C" __global__ void flashlift_convert_d_out(const __grid_constant__ Forwa
 namespace {
 
 // Elements that a thread reads at once: 16 bytes of out. FL_ROW_THREADS threads share a row: a power of two, at most a
-// warp. Each has FL_ROWS_OF_THREAD rows of one tile. All its loads are on their way before it sums, and the instructions
-// that find a row are many beside those that sum it.
+// warp. Each has FL_ROWS_OF_THREAD rows of one tile, since the instructions that find a row are many beside those that
+// sum it, and the loads of the next rows are on their way meanwhile.
 constexpr int kPiece = 16 / static_cast<int>(sizeof(OutElement::Bits));
 constexpr int kPieces = (FL_VALUE_DIM + FL_ROW_THREADS * kPiece - 1) / (FL_ROW_THREADS * kPiece);  // of a thread's row
 constexpr bool kWholePieces = FL_VALUE_DIM % (FL_ROW_THREADS * kPiece) == 0;
