@@ -17,7 +17,10 @@ constexpr int64_t kHopperBookkeeping = 1536;  // barriers and the like
 constexpr int kHopperStages = 2;
 constexpr int64_t kVisitsBytes = 512;  // of the portable kernel: see kernels/sm80/block_visits.cuh
 constexpr int kSwizzledRows = 8;
-constexpr int kHopperMaximumLag = 8;  // the largest probability is then 2^8, which both 16-bit types hold
+constexpr int kMaximumLag = 8;  // the largest probability is then 2^8, which both 16-bit types hold
+
+// Without normalisation, the output is relative to the true maximum. Row maxima must be the true ones, too.
+int maximum_lag(const Problem& problem) { return problem.normalize && !problem.want_row_max ? kMaximumLag : 0; }
 
 bool divides_by_constant(const Program& program, const Node& node) {
   const Node& divisor = program.nodes[node.operands[1]];
@@ -241,8 +244,7 @@ Result<ForwardConfig> choose_hopper_config(const Problem& problem, LengthClass l
   config.plain_rounds = !has_short_rows(length);  // half as much code again, and 2 to 7 % faster for long rows
   // Warpgroups that take turns must all do the same number of rounds.
   config.skips = !config.plain_rounds && config.has_mask_mod && !config.ping_pong && config.kv_tile <= 64;
-  // Without normalisation, the output is relative to the true maximum. Row maxima must be the true ones, too.
-  config.maximum_lag = problem.normalize && !problem.want_row_max ? kHopperMaximumLag : 0;
+  config.maximum_lag = maximum_lag(problem);
   config.prefetch_q = config.plain_rounds || !config.has_mask_mod || widest_row(config) <= 64;
   FLASHLIFT_RETURN_IF_ERROR(choose_page_piece(config));
   config.shared_bytes = hopper_shared_bytes(config);
@@ -318,9 +320,8 @@ struct PortableTiles {
   int q_tile, kv_tile, fragments, blocks;
   bool masks = true;  // whether it is also for problems with a mask
 };
-constexpr PortableTiles kPortableTiles[] = {{128, 128, 2, 2}, {128, 96, 2, 2, false}, {128, 64, 2, 2},
-                                            {128, 32, 2, 2},  {64, 64, 1, 3},         {64, 80, 1, 2},
-                                            {64, 64, 1, 2},   {128, 64, 1, 1},        {128, 32, 1, 1}};
+constexpr PortableTiles kPortableTiles[] = {{128, 128, 2, 2}, {128, 96, 2, 2, false}, {128, 64, 2, 2}, {128, 32, 2, 2},
+                                            {64, 64, 1, 3},   {64, 64, 1, 2},         {128, 64, 1, 1}, {128, 32, 1, 1}};
 
 // Whether the registers of a thread hold the sums of both products.
 bool sums_fit(const PortableTiles& tiles, const ForwardConfig& config) {
@@ -360,6 +361,7 @@ Result<ForwardConfig> choose_portable_config(const Problem& problem, int archite
     return choose_portable_f32_config(config);
   }
   config.stages = 1;
+  config.maximum_lag = maximum_lag(problem);
   const int64_t available = shared_memory(architecture);
   for (const PortableTiles& tiles : kPortableTiles) {
     config.q_tile = tiles.q_tile;

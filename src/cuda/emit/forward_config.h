@@ -67,9 +67,10 @@ struct ForwardConfig {
   int page_size = 0;
   int page_piece = 0;  // number of a page's keys in one bulk copy
   // The number of powers of two by which a row's running maximum may be below the true one before the accumulator is
-  // rescaled. If it may, the largest probability is also rounded to 16 bits, whereas it otherwise is exactly 1: in rows
-  // with nearly all probability at one key, this is the only error. Hopper's kernel uses it, because most tiles then
-  // need no rescaling, which saves 2 to 9 % of the time (docs/lessons). In other kernels rescaling is cheap.
+  // rescaled. Most tiles then need no rescaling, which saves 2 to 9 % of the time (docs/lessons). But the largest
+  // probability is rounded to 16 bits as well, whereas it otherwise is exactly 1: in rows with nearly all probability
+  // at one key, this is the only error. The portable kernel for 16-bit inputs corrects it. The kernels for few queries
+  // and for f32 have no lag: in them rescaling is cheap.
   int maximum_lag = 0;
   bool normalize = true;
   EmptyRows empty_rows = EmptyRows::kZero;

@@ -50,6 +50,18 @@ __device__ __forceinline__ u32 pack_half(float low, float high) {
   return packed;
 }
 
+// Two elements of a packed pair.
+__device__ __forceinline__ void unpack_half(u32 packed, float& low, float& high) {
+#if FL_BF16
+  low = __uint_as_float(packed << 16);
+  high = __uint_as_float(packed & 0xffff0000u);
+#else
+  asm("{\n.reg .b16 x, y;\nmov.b32 {x, y}, %2;\ncvt.f32.f16 %0, x;\ncvt.f32.f16 %1, y;\n}\n"
+      : "=f"(low), "=f"(high)
+      : "r"(packed));
+#endif
+}
+
 __device__ __forceinline__ u32 shared_address(const void* pointer) {
   return static_cast<u32>(__cvta_generic_to_shared(pointer));
 }

@@ -83,6 +83,13 @@ __device__ __forceinline__ void multiply_scores(Scores& s, u32 q_tile, u32 k_til
   }
 }
 
+// A running maximum that lags (ForwardConfig::maximum_lag) leaves a row's largest probability to be rounded for the
+// product. The output is then divided by sums that have each thread's largest probability rounded, too, so that a row
+// with nearly all probability at one key is as exact as without a lag.
+#define FL_ROUNDS_LARGEST (FL_MAXIMUM_LAG > 0 && !FL_EXACT_SUMS)
+// Whether the output is divided by other sums than lse has.
+#define FL_TWO_SUMS (FL_EXACT_SUMS || (FL_ROUNDS_LARGEST && FL_WANT_LSE))
+
 struct WarpRows {
   RowState of[kFragments];
   bool large = true;  // as RowState::large, for all rows
@@ -91,6 +98,8 @@ struct WarpRows {
   // pass takes <d_out, out> from an output that is not rounded: weights of values that do not add up to 1 would be an
   // error in it that all keys of the row share, and that does not become small where all values are alike and d_s is.
   float rounded[kFragments][4] = {};
+#elif FL_TWO_SUMS
+  float rounding[kFragments][2] = {};  // what rounding adds to the sums of this thread's columns
 #endif
 };
 
@@ -130,10 +139,12 @@ __device__ __forceinline__ void multiply_values(Output& output, WarpRows& rows, 
   }
 }
 
-// Updates the maxima, and rescales sums and output to match. Many tiles change none of a warp's maxima: one vote shows
-// that.
-__device__ __forceinline__ void update_maxima(const Scores& s, WarpRows& rows, Output& output, float factor) {
-  float largest[kFragments][2];
+using RowValues = float[kFragments][2];
+
+// Updates the maxima, and rescales sums and output to match. Most tiles change none of a warp's maxima: one vote shows
+// that. Returns the thread's largest scores.
+__device__ __forceinline__ void update_maxima(const Scores& s, RowValues& largest, WarpRows& rows, Output& output,
+                                              float factor) {
   bool any_grows = false;
   const auto grows = [&](int f, int r, float maximum) {
     return (maximum - rows.of[f].maximum[r]) * factor > kRescaleThreshold;
@@ -171,13 +182,16 @@ __device__ __forceinline__ void update_maxima(const Scores& s, WarpRows& rows, O
     rescale_rows(output[f], alpha);
 #if FL_EXACT_SUMS
     rescale_rows(rows.rounded[f], alpha);
+#elif FL_TWO_SUMS
+    rows.rounding[f][0] *= alpha[0];
+    rows.rounding[f][1] *= alpha[1];
 #endif
   }
   rows.large = __any_sync(0xffffffff, large);
 }
 
-// Replaces scores by p = exponential(factor * (s - maximum)) and updates the sums.
-__device__ __forceinline__ void take_exponentials(Scores& s, WarpRows& rows, float factor) {
+// Replaces scores by p = exponential(factor * (s - maximum)) and updates the sums. largest: of the thread's scores.
+__device__ __forceinline__ void take_exponentials(Scores& s, const RowValues& largest, WarpRows& rows, float factor) {
   if (rows.large) {
 #pragma unroll
     for (int f = 0; f < kFragments; ++f) {
@@ -186,6 +200,22 @@ __device__ __forceinline__ void take_exponentials(Scores& s, WarpRows& rows, flo
   }
 #pragma unroll
   for (int f = 0; f < kFragments; ++f) {
+#if FL_ROUNDS_LARGEST
+    float rounding[2];
+    float p[2];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const float maximum = rows.of[f].maximum[r];
+      const float x = rows.large ? below_maximum(largest[f][r], fabsf(maximum) < FL_INFINITY ? maximum : 0.0f)
+                                 : largest[f][r];
+      p[r] = exponential(fmaf(x, factor, rows.large ? 0.0f : -maximum * factor));
+    }
+    unpack_half(pack_half(p[0], p[1]), rounding[0], rounding[1]);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      rounding[r] -= p[r];
+    }
+#endif
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const float offset = rows.large ? 0.0f : -rows.of[f].maximum[r] * factor;
@@ -199,6 +229,11 @@ __device__ __forceinline__ void take_exponentials(Scores& s, WarpRows& rows, flo
           sum += x;
         }
       }
+#if FL_ROUNDS_LARGEST && FL_TWO_SUMS
+      rows.rounding[f][r] += rounding[r];
+#elif FL_ROUNDS_LARGEST
+      sum += rounding[r];
+#endif
       rows.of[f].sum[r] += sum;
     }
   }
@@ -318,8 +353,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, FL_BLOCKS)
       load_k(kv_tile);
     }
     copy_commit();
-    update_maxima(scores, state, output, factor);
-    take_exponentials(scores, state, factor);
+    RowValues largest;
+    update_maxima(scores, largest, state, output, factor);
+    take_exponentials(scores, largest, state, factor);
 #pragma unroll
     for (int f = 0; f < kFragments; ++f) {
       drop_out(scores[f], params, rows_of(f), kv);
@@ -332,12 +368,16 @@ extern "C" __global__ void __launch_bounds__(kThreads, FL_BLOCKS)
   copy_wait<0>();  // for a block that visits no tile
 #pragma unroll
   for (int f = 0; f < kFragments; ++f) {
-#if FL_EXACT_SUMS
+#if FL_TWO_SUMS
     float ratio[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const float sum = quad_sum(state.of[f].sum[r]);  // called by all threads of the warp, also for empty rows
+#if FL_EXACT_SUMS
       const float rounded = state.rounded[f][2 * r];
+#else
+      const float rounded = sum + quad_sum(state.rounding[f][r]);
+#endif
       ratio[r] = rounded > 0.0f ? sum / rounded : 1.0f;
     }
     rescale_rows(output[f], ratio);

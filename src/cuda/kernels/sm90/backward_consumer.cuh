@@ -54,18 +54,6 @@ constexpr u32 kConsumerBarrier = 1;
 constexpr bool kTakesTurns = !FL_FUSED || !kPartsOfQueries;
 constexpr u32 kFirstTurnBarrier = 2;  // that of warpgroup 0, and the next
 
-// Two elements of a packed pair.
-__device__ __forceinline__ void unpack_half(u32 packed, float& low, float& high) {
-#if FL_BF16
-  low = __uint_as_float(packed << 16);
-  high = __uint_as_float(packed & 0xffff0000u);
-#else
-  asm("{\n.reg .b16 x, y;\nmov.b32 {x, y}, %2;\ncvt.f32.f16 %0, x;\ncvt.f32.f16 %1, y;\n}\n"
-      : "=f"(low), "=f"(high)
-      : "r"(packed));
-#endif
-}
-
 // The rounding errors of two numbers to 16 bits, in 16 bits themselves. (f16 would lose those of small numbers.)
 constexpr float kRestScale = FL_BF16 ? 1.0f : 2048.0f;
 __device__ __forceinline__ u32 pack_rest(u32 packed, float low, float high) {
