@@ -15,7 +15,8 @@ namespace {
 
 constexpr int64_t kHopperBookkeeping = 1536;  // barriers and the like
 constexpr int kHopperStages = 2;
-constexpr int64_t kVisitsBytes = 512;  // of the portable kernel: see kernels/sm80/block_visits.cuh
+constexpr int64_t kVisitsBytes = 512;    // of the portable kernel: see kernels/sm80/block_visits.cuh
+constexpr int64_t kFirstRowsBytes = 16;  // likewise: see kernels/sm80/forward.cu
 constexpr int kSwizzledRows = 8;
 constexpr int kMaximumLag = 8;  // the largest probability is then 2^8, which both 16-bit types hold
 
@@ -331,7 +332,7 @@ bool sums_fit(const PortableTiles& tiles, const ForwardConfig& config) {
 int64_t portable_half_shared_bytes(const ForwardConfig& config) {
   const int64_t elements =
       config.q_tile * config.head_dim_padded + config.kv_tile * (config.head_dim_padded + config.value_dim_padded);
-  return elements * 2 + kVisitsBytes;
+  return elements * 2 + kVisitsBytes + kFirstRowsBytes;
 }
 
 Result<ForwardConfig> choose_portable_f32_config(ForwardConfig config) {

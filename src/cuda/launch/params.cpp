@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "problem/dropout.h"
 #include "problem/sinks.h"
@@ -47,7 +48,7 @@ bool has_vector_rows(const TensorView& view) {
   for (int d = 0; d < 3; ++d) {
     fits = fits && (view.sizes[d] <= 1 || view.strides[d] % chunk == 0);
   }
-  return fits;
+  return fits && std::in_range<int>(view.strides[2]);  // kernels multiply it in 32 bits
 }
 
 bool has_vector_rows(const TensorView& out, const std::optional<TensorView>& residual) {

@@ -10,7 +10,7 @@ namespace flashlift::cuda {
 
 Strides strides_of(const TensorView& view);  // of a tensor of rank 4
 
-// Whether 16-byte copies can read the tensor's rows.
+// Whether 16-byte copies can read the tensor's rows, which are fewer than 2^31 elements apart.
 bool has_vector_rows(const TensorView& view);
 // The same of an output, and whether 8-byte copies can access the rows of its residual, which has the same strides.
 bool has_vector_rows(const TensorView& out, const std::optional<TensorView>& residual);

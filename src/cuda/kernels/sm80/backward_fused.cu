@@ -345,26 +345,24 @@ extern "C" __global__ void __launch_bounds__(kThreads, FL_BLOCKS)
   KeyVisits visits(params, backward, tiles, keys, shared.visits);
 
   const auto load_keys = [&] {
-    copy_keys<kThreads, FL_BLOCK_N, FL_QK_DIM>(shared.k, params.k, params.k_strides, FL_HEAD_DIM, params.vector_k,
-                                               params, keys.b, keys.kv_head, keys.first);
+    const HeadRows head = {params.k, params.k_strides, FL_HEAD_DIM, params.vector_k != 0, keys.b, keys.kv_head};
+    copy_keys<kThreads, FL_BLOCK_N, FL_QK_DIM>(shared.k, head, head.first(params), params, keys.first);
   };
   const auto load_q = [&](const QueryVisit& visit, int stage) {
     const TileRows q_rows = {visit.q_rows,          params.q_strides.row, params.q_strides.column,
                              params.q_len - visit.q, FL_HEAD_DIM,          params.vector_q != 0};
-    copy_tile<kThreads, FL_BLOCK_M, FL_QK_DIM, false>(shared.q + stage * QTile::kBytes, q_rows,
-                                                      [](int) { return nullptr; });
+    copy_tile<kThreads, FL_BLOCK_M, FL_QK_DIM>(shared.q + stage * QTile::kBytes, q_rows);
   };
   const auto load_d_out = [&](const QueryVisit& visit, int stage) {
     const Strides& strides = backward.d_out_strides;
     const TileRows d_out_rows = {visit.d_out_rows,      strides.row,    strides.column,
                                  params.q_len - visit.q, FL_VALUE_DIM, backward.vector_d_out != 0};
-    copy_tile<kThreads, FL_BLOCK_M, FL_V_DIM, false>(shared.d_out + stage * DOutTile::kBytes, d_out_rows,
-                                                     [](int) { return nullptr; });
+    copy_tile<kThreads, FL_BLOCK_M, FL_V_DIM>(shared.d_out + stage * DOutTile::kBytes, d_out_rows);
   };
 
   load_keys();
-  copy_keys<kThreads, FL_BLOCK_N, FL_V_DIM>(shared.v, params.v, params.v_strides, FL_VALUE_DIM, params.vector_v, params,
-                                            keys.b, keys.kv_head, keys.first);
+  const HeadRows values = {params.v, params.v_strides, FL_VALUE_DIM, params.vector_v != 0, keys.b, keys.kv_head};
+  copy_keys<kThreads, FL_BLOCK_N, FL_V_DIM>(shared.v, values, values.first(params), params, keys.first);
   if (warp == 0) {
     visits.advance(0);
     if (kStages > 1 && visits.visit(0).h >= 0) {

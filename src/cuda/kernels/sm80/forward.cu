@@ -20,7 +20,8 @@ constexpr int kThreads = 32 * FL_BLOCK_M / kWarpRows;
 using QTile = PanelTile<FL_BLOCK_M, FL_QK_DIM>;
 using KTile = PanelTile<FL_BLOCK_N, FL_QK_DIM>;
 using VTile = PanelTile<FL_BLOCK_N, FL_V_DIM>;
-static_assert(QTile::kBytes + KTile::kBytes + VTile::kBytes + BlockVisits::kBytes <= FL_SHARED_BYTES,
+constexpr int kFirstRowsBytes = 16;  // where the head's keys and values begin: no registers are left for it in the loop
+static_assert(QTile::kBytes + KTile::kBytes + VTile::kBytes + BlockVisits::kBytes + kFirstRowsBytes <= FL_SHARED_BYTES,
               "the host reserves less shared memory than the kernel uses");
 
 using Scores = float[kFragments][FL_BLOCK_N / 2];
@@ -89,6 +90,12 @@ __device__ __forceinline__ void multiply_scores(Scores& s, u32 q_tile, u32 k_til
 #define FL_ROUNDS_LARGEST (FL_MAXIMUM_LAG > 0 && !FL_EXACT_SUMS)
 // Whether the output is divided by other sums than lse has.
 #define FL_TWO_SUMS (FL_EXACT_SUMS || (FL_ROUNDS_LARGEST && FL_WANT_LSE))
+
+__device__ __forceinline__ const InputElement* load_shared_pointer(u32 address) {
+  const InputElement* x;
+  asm volatile("ld.shared.u64 %0, [%1];" : "=l"(x) : "r"(address) : "memory");
+  return x;
+}
 
 struct WarpRows {
   RowState of[kFragments];
@@ -284,6 +291,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, FL_BLOCKS)
   const u32 q_tile = shared_address(shared_memory);
   const u32 k_tile = q_tile + QTile::kBytes;
   const u32 v_tile = k_tile + KTile::kBytes;
+  const u32 first_rows = v_tile + VTile::kBytes + BlockVisits::kBytes;
 
   const QueryTile tile = query_tile(params, blockIdx.x);
   const float factor = score_factor(params);
@@ -293,13 +301,18 @@ extern "C" __global__ void __launch_bounds__(kThreads, FL_BLOCKS)
     return Rows{tile.b, {tile.h, tile.h}, {row, row + 8}};
   };
   const int kv_head = tile.h / params.group;
-  const auto load_k = [&](int kv_tile) {
-    copy_keys<kThreads, FL_BLOCK_N, FL_QK_DIM>(k_tile, params.k, params.k_strides, FL_HEAD_DIM,
-                                               params.vector_k, params, tile.b, kv_head, kv_tile * FL_BLOCK_N);
+  const HeadRows keys = {params.k, params.k_strides, FL_HEAD_DIM, params.vector_k != 0, tile.b, kv_head};
+  const HeadRows values = {params.v, params.v_strides, FL_VALUE_DIM, params.vector_v != 0, tile.b, kv_head};
+  const InputElement* const first_key = keys.first(params);
+  if (threadIdx.x == 0) {
+    asm volatile("st.shared.v2.u64 [%0], {%1, %2};" ::"r"(first_rows), "l"(first_key), "l"(values.first(params))
+                 : "memory");
+  }
+  const auto load_k = [&](int kv_tile, const InputElement* first) {
+    copy_keys<kThreads, FL_BLOCK_N, FL_QK_DIM>(k_tile, keys, first, params, kv_tile * FL_BLOCK_N);
   };
-  const auto load_v = [&](int kv_tile) {
-    copy_keys<kThreads, FL_BLOCK_N, FL_V_DIM>(v_tile, params.v, params.v_strides, FL_VALUE_DIM,
-                                              params.vector_v, params, tile.b, kv_head, kv_tile * FL_BLOCK_N);
+  const auto load_v = [&](int kv_tile, const InputElement* first) {
+    copy_keys<kThreads, FL_BLOCK_N, FL_V_DIM>(v_tile, values, first, params, kv_tile * FL_BLOCK_N);
   };
   WarpRows state;
   Output output;
@@ -313,20 +326,20 @@ extern "C" __global__ void __launch_bounds__(kThreads, FL_BLOCKS)
 
   const TileRows q_rows = {query_row(params, tile.b, tile.h, tile.row), params.q_strides.row, params.q_strides.column,
                            params.q_len - tile.row, FL_HEAD_DIM, params.vector_q != 0};
-  copy_tile<kThreads, FL_BLOCK_M, FL_QK_DIM, false>(q_tile, q_rows, [](int) { return nullptr; });
+  copy_tile<kThreads, FL_BLOCK_M, FL_QK_DIM>(q_tile, q_rows);
   BlockVisits found(params, tile, shared_memory + QTile::kBytes + KTile::kBytes + VTile::kBytes);
   int kv_tile = found.first_tile();
   bool zeros = found.adds_zeros();
   const int visits = found.partial() + found.full();
   if (visits > 0) {
-    load_k(kv_tile);
+    load_k(kv_tile, first_key);
   }
   copy_commit();
 #pragma unroll 1
   for (int i = 0; i < visits; ++i) {
     copy_wait<0>();
     __syncthreads();  // this tile's keys have arrived, and all warps are done with the last tile's values
-    load_v(kv_tile);
+    load_v(kv_tile, load_shared_pointer(first_rows + 8));
     copy_commit();
     if (i + 1 < visits) {
       found.advance(params, tile);
@@ -350,7 +363,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, FL_BLOCKS)
     if (i + 1 < visits) {
       kv_tile = found.tile_after(kv_tile);
       zeros = found.adds_zeros();
-      load_k(kv_tile);
+      load_k(kv_tile, load_shared_pointer(first_rows));
     }
     copy_commit();
     RowValues largest;

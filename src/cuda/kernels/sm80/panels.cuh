@@ -144,15 +144,12 @@ __device__ __forceinline__ void copy_panels(u32 tile, const TileRows& from, cons
   }
 }
 
-// All threads of a block copy a tile, with zeros outside the tensor: a padded column must not bring NaN into a product.
+// All threads of a block copy what exists of a tile, and zeros outside the tensor: a padded column must not bring NaN
+// into a product.
 template <int kThreads, int kRows, int kColumns, bool kPaged, typename RowAt>
-__device__ __forceinline__ void copy_tile(u32 tile, const TileRows& from, const RowAt& row_at) {
+__device__ __forceinline__ void copy_part(u32 tile, const TileRows& from, const RowAt& row_at) {
   if (from.vectors) {
-    if (from.rows >= kRows && from.columns == kColumns) {
-      copy_panels<kThreads, kRows, kColumns, true, kPaged>(tile, from, row_at);
-    } else {
-      copy_panels<kThreads, kRows, kColumns, false, kPaged>(tile, from, row_at);
-    }
+    copy_panels<kThreads, kRows, kColumns, false, kPaged>(tile, from, row_at);
     return;
   }
 #pragma unroll 1
@@ -169,15 +166,101 @@ __device__ __forceinline__ void copy_tile(u32 tile, const TileRows& from, const 
   }
 }
 
-// kRows keys or values from `kv` on.
 template <int kThreads, int kRows, int kColumns>
-__device__ __forceinline__ void copy_keys(u32 tile, const void* tensor, const Strides& strides, int columns,
-                                          bool vectors, const ForwardParams& params, int b, int kv_head, int kv) {
-  const TileRows from = {FL_PAGE_SIZE ? static_cast<const InputElement*>(tensor)
-                                      : key_row(tensor, strides, params, b, kv_head, kv),
-                         strides.row, strides.column, params.kv_len - kv, columns, vectors};
-  copy_tile<kThreads, kRows, kColumns, FL_PAGE_SIZE != 0>(
-      tile, from, [&](int r) { return key_row(tensor, strides, params, b, kv_head, kv + r); });
+__device__ __forceinline__ void copy_tile(u32 tile, const TileRows& from) {
+  const auto no_row = [](int) { return nullptr; };
+  if (from.vectors && from.rows >= kRows && from.columns == kColumns) {
+    copy_panels<kThreads, kRows, kColumns, true, false>(tile, from, no_row);
+  } else {
+    copy_part<kThreads, kRows, kColumns, false>(tile, from, no_row);
+  }
+}
+
+// The keys or the values of a head.
+struct HeadRows {
+  const void* tensor;
+  const Strides& strides;
+  int columns;
+  bool vectors;  // as in TileRows
+  int b, kv_head;
+
+  // The row of key 0, if keys are not in pages.
+  __device__ __forceinline__ const InputElement* first(const ForwardParams& params) const {
+    return FL_PAGE_SIZE ? nullptr : key_row(tensor, strides, params, b, kv_head, 0);
+  }
+};
+
+// A function of its own: inlined, this rare code would lie between the instructions of every round.
+template <int kThreads, int kRows, int kColumns>
+__device__ __noinline__ void copy_part_of_keys(u32 tile, const void* tensor, const Strides& strides, int columns,
+                                               bool vectors, const ForwardParams& params, int b, int kv_head, int kv) {
+  const auto row_at = [&](int r) { return key_row(tensor, strides, params, b, kv_head, kv + r); };
+  const TileRows from = {FL_PAGE_SIZE ? static_cast<const InputElement*>(tensor) : row_at(0),
+                         strides.row,
+                         strides.column,
+                         params.kv_len - kv,
+                         columns,
+                         vectors};
+  copy_part<kThreads, kRows, kColumns, FL_PAGE_SIZE != 0>(tile, from, row_at);
+}
+
+__device__ __forceinline__ long long wide_product(int x, int y) {
+  long long product;
+  asm("mul.wide.s32 %0, %1, %2;" : "=l"(product) : "r"(x), "r"(y));
+  return product;
+}
+
+// Copies kPanels panels of kWidth columns whose rows all exist. first: the row of key 0.
+template <int kThreads, int kRows, int kWidth, int kPanels>
+__device__ __forceinline__ void copy_whole_panels(u32 panel, const InputElement* first, int row_stride, int kv) {
+  constexpr int kChunks = kWidth / kChunkElements;
+  constexpr int kStep = kThreads / kChunks;  // rows that all threads copy at once
+  const u32 thread = opaque(threadIdx.x);
+  const int row = static_cast<int>(thread / kChunks);
+  const InputElement* source = first + wide_product(kv + row, row_stride) + thread % kChunks * kChunkElements;
+#pragma unroll
+  for (int r = 0; r < kRows; r += kStep) {
+    if (kRows % kStep != 0 && row + r >= kRows) {
+      break;
+    }
+    const u32 destination = panel + chunk_offset<kWidth>(thread / kChunks + r, thread % kChunks);
+#pragma unroll
+    for (int i = 0; i < kPanels; ++i) {
+      copy_async(destination + i * kRows * kWidth * 2, source + i * kWidth);
+    }
+    source += wide_product(kStep, row_stride);
+  }
+}
+
+// kRows keys or values from `kv` on. first: head.first(params), which a loop need not compute again. Rows that consist of
+// vectors are less than 2^31 elements apart: these addresses took a tenth of a round's instructions with 64 bits.
+template <int kThreads, int kRows, int kColumns>
+__device__ __forceinline__ void copy_keys(u32 tile, const HeadRows& head, const InputElement* first,
+                                          const ForwardParams& params, int kv) {
+  if (!head.vectors || params.kv_len - kv < kRows || head.columns != kColumns) {
+    copy_part_of_keys<kThreads, kRows, kColumns>(tile, head.tensor, head.strides, head.columns, head.vectors, params,
+                                                 head.b, head.kv_head, kv);
+    return;
+  }
+#if FL_PAGE_SIZE
+  const TileRows from = {first, head.strides.row, 1, kRows, kColumns, true};
+  copy_panels<kThreads, kRows, kColumns, true, true>(tile, from, [&](int r) {
+    return key_row(head.tensor, head.strides, params, head.b, head.kv_head, kv + r);
+  });
+#else
+  using Tile = PanelTile<kRows, kColumns>;
+  const int row_stride = static_cast<int>(head.strides.row);
+  if constexpr (Tile::kWide != 0) {
+    copy_whole_panels<kThreads, kRows, 64, Tile::kWide>(tile, first, row_stride, kv);
+  }
+  if constexpr (Tile::kHalf != 0) {
+    copy_whole_panels<kThreads, kRows, 32, 1>(tile + Tile::kHalfOffset, first + Tile::kWide * 64, row_stride, kv);
+  }
+  if constexpr (Tile::kQuarter != 0) {
+    copy_whole_panels<kThreads, kRows, 16, 1>(tile + Tile::kQuarterOffset, first + Tile::kWide * 64 + Tile::kHalf * 32,
+                                              row_stride, kv);
+  }
+#endif
 }
 
 }  // namespace flashlift::cuda
