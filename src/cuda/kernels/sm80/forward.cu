@@ -329,8 +329,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, FL_BLOCKS)
   copy_tile<kThreads, FL_BLOCK_M, FL_QK_DIM>(q_tile, q_rows);
   BlockVisits found(params, tile, shared_memory + QTile::kBytes + KTile::kBytes + VTile::kBytes);
   int kv_tile = found.first_tile();
-  bool zeros = found.adds_zeros();
-  const int visits = found.partial() + found.full();
+  bool zeros = found.first_adds_zeros();
+  const int visits = found.count();
   if (visits > 0) {
     load_k(kv_tile, first_key);
   }
