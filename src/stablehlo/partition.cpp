@@ -25,6 +25,22 @@ int64_t partitions_of(Module& module) {
   return count ? count.getValue().getLimitedValue(INT32_MAX) : 1;
 }
 
+mlir::Operation* parent_manual_computation(mlir::Operation* op) {
+  do {
+    op = op->getParentOp();
+  } while (op != nullptr && kind(op) != OpKind::kSdyManualComputation);
+  return op;
+}
+
+// The mesh of a manual computation, which its annotations name; empty if they do not.
+std::string mesh_of(mlir::Operation* computation) {
+  auto shardings = parse_shardings(shardy_text(computation->getAttr("in_shardings")));
+  if (shardings.empty()) {
+    shardings = parse_shardings(shardy_text(computation->getAttr("out_shardings")));
+  }
+  return shardings.empty() ? "" : shardings.front().mesh;
+}
+
 std::string with_devices(const Axes& axes) { return fmt::format("\"{}\"", fmt::join(axes, "\", \"")); }
 
 }  // namespace
@@ -48,17 +64,15 @@ bool Partitioner::is_local(mlir::Operation* op) const {
   if (partitions_ == 1) {
     return true;
   }
-  for (mlir::Operation* parent = op->getParentOp(); parent != nullptr; parent = parent->getParentOp()) {
-    if (kind(parent) != OpKind::kSdyManualComputation) {
-      continue;
+  if (mlir::Operation* inner = parent_manual_computation(op)) {
+    const std::string mesh = mesh_of(inner);
+    Axes manual;  // of this computation and of those around it
+    for (mlir::Operation* each = inner; each != nullptr; each = parent_manual_computation(each)) {
+      const Axes axes = mesh_of(each) == mesh ? parse_manual_axes(shardy_text(each->getAttr("manual_axes"))) : Axes();
+      manual.insert(manual.end(), axes.begin(), axes.end());
     }
-    auto shardings = parse_shardings(shardy_text(parent->getAttr("in_shardings")));
-    if (shardings.empty()) {
-      shardings = parse_shardings(shardy_text(parent->getAttr("out_shardings")));
-    }
-    const auto mesh = shardings.empty() ? meshes_.end() : meshes_.find(shardings.front().mesh);
-    const Axes manual = parse_manual_axes(shardy_text(parent->getAttr("manual_axes")));
-    return mesh != meshes_.end() && std::all_of(mesh->second.begin(), mesh->second.end(), [&](const MeshAxis& axis) {
+    const auto known = meshes_.find(mesh);
+    return known != meshes_.end() && std::all_of(known->second.begin(), known->second.end(), [&](const MeshAxis& axis) {
              return axis.size == 1 || std::find(manual.begin(), manual.end(), axis.name) != manual.end();
            });
   }
@@ -110,12 +124,10 @@ Result<Split> Partitioner::plan(const LiftedAttention& found) {
   if (is_local(found.second_product)) {
     return Split();
   }
-  for (mlir::Operation* op = found.second_product->getParentOp(); op != nullptr; op = op->getParentOp()) {
-    if (kind(op) == OpKind::kSdyManualComputation) {
-      return unsupported(
-          "it is inside a manual computation over only some of the mesh's axes, which leaves the others to the "
-          "partitioner");
-    }
+  if (parent_manual_computation(found.second_product) != nullptr) {
+    return unsupported(
+        "it is inside a manual computation over only some of the mesh's axes, which leaves the others to the "
+        "partitioner");
   }
   if (meshes_.empty()) {
     return unsupported(

@@ -110,6 +110,14 @@ THREE = (HEADS_SPLIT,) * 3
 ONE_HEAD = (HEADS_SPLIT, P("data"), P("data"))
 split_map = jax.shard_map(causal, mesh=mesh, in_specs=THREE, out_specs=HEADS_SPLIT)
 
+
+def nested_map(q, k, v):
+    """Batches by one shard_map, and heads by another one in it."""
+    heads, batches = P(None, None, "model"), P("data")
+    inner = jax.shard_map(causal, in_specs=(heads,) * 3, out_specs=heads, axis_names={"model"})
+    return jax.shard_map(inner, mesh=mesh, in_specs=(batches,) * 3, out_specs=batches, axis_names={"data"})(q, k, v)
+
+
 # name: the partitioned program, the same program without a mesh, the arguments, how the arguments are partitioned
 PROGRAMS = {
     "arguments": (causal, causal, QKV, THREE),
@@ -118,6 +126,7 @@ PROGRAMS = {
     "annotated": (annotated, by_hand, QKV, (P(), P(), P())),
     "gradient": (gradient_of(annotated), gradient_of(by_hand), QKV, THREE),
     "shard_map": (split_map, causal, QKV, THREE),
+    "nested_shard_map": (nested_map, causal, QKV, THREE),
     "shard_map_gradient": (gradient_of(split_map), gradient_of(causal), QKV, THREE),
     "layer": (layer(constrain), layer(lambda x, *_: x), [draw(BATCH, LENGTH, WIDTH), *WEIGHTS],
               (P("data"), *(P(None, "model"),) * 3, P("model"))),

@@ -175,6 +175,33 @@ def test_shards_of_gspmd():
     assert fuse(module.replace("{manual}", "{devices=[2,1,1,1,2]<=[4] last_tile_dims={manual}}")).fused_count == 0
 
 
+def test_manual_computations_in_each_other():
+    """Together they are over all axes, so that each device runs the attention on its own tensors."""
+    text = attention(partitions=4)
+    body = text[text.index("    %0 =") : text.index("    return")].replace("4x4", "2x2")
+    half, part = QKV.replace("4x4", "2x4"), QKV.replace("4x4", "2x2")
+    batches, heads = '<@mesh, [{"data"}, {}, {}, {}]>', '<@mesh, [{}, {"model"}, {}, {}]>'
+    module = f"""
+module @m attributes {{mhlo.num_partitions = 4 : i32}} {{
+{MESH}  func.func public @main(%whole_q: {QKV}, %whole_k: {QKV}, %whole_v: {QKV}) -> {QKV} {{
+    %out = sdy.manual_computation(%whole_q, %whole_k, %whole_v) in_shardings=[{batches}, {batches}, {batches}]
+      out_shardings=[{batches}] manual_axes={{"data"}} (%half_q: {half}, %half_k: {half}, %half_v: {half}) {{
+      %inner = sdy.manual_computation(%half_q, %half_k, %half_v) in_shardings=[{heads}, {heads}, {heads}]
+        out_shardings=[{heads}] manual_axes={{"model"}} (%q: {part}, %k: {part}, %v: {part}) {{
+{body}
+        sdy.return %8 : {part}
+      }} : ({half}, {half}, {half}) -> {half}
+      sdy.return %inner : {half}
+    }} : ({QKV}, {QKV}, {QKV}) -> {QKV}
+    return %out : {QKV}
+  }}
+}}
+"""
+    assert fuse(module).fused_count == 1
+    (candidate,) = fuse(module.replace('"model"=2]', '"model"=2, "third"=2]').replace("= 4 :", "= 8 :")).candidates
+    assert "over only some of the mesh's axes" in candidate.reason
+
+
 def test_annotations_that_are_still_read():
     """Scores that another operation also reads keep their annotation, and the attention stays unfused."""
     module = (

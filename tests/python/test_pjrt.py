@@ -354,6 +354,7 @@ PARTITIONED = {
     "annotated": 1,
     "gradient": 1,
     "shard_map": 1,
+    "nested_shard_map": 1,
     "shard_map_gradient": "scores or probabilities are used elsewhere",  # by another manual computation
     "layer": 1,
     "slopes": 1,
@@ -378,7 +379,7 @@ PARTITIONED = {
 
 # GSPMD says nothing of what a call may be split by, but for shard_map.
 PARTITIONED_BY_GSPMD = dict.fromkeys(PARTITIONED, "XLA cannot split a custom call")
-PARTITIONED_BY_GSPMD |= {name: PARTITIONED[name] for name in ("shard_map", "shard_map_gradient")}
+PARTITIONED_BY_GSPMD |= {name: PARTITIONED[name] for name in PARTITIONED if "shard_map" in name}
 
 
 @one_plugin
