@@ -41,6 +41,21 @@ std::string mesh_of(mlir::Operation* computation) {
   return shardings.empty() ? "" : shardings.front().mesh;
 }
 
+// The axes of a dimension without those that another dimension keeps. No tensor can have an axis twice, but the product
+// of x and weights may look so: if x is split by batches or its sequence, and the weights by heads, over the same
+// devices. Batches keep an axis first, so that the partitioner gathers the weights; then heads, so that it gathers x
+// and not the keys.
+Axes own_axes(const Sharding& sharding, std::string_view dims, size_t dim) {
+  constexpr std::string_view kFirst = "bhsd";
+  Axes axes = sharding.dims[dim];
+  for (size_t i = 0; i < dims.size(); ++i) {
+    if (std::pair(kFirst.find(dims[i]), i) < std::pair(kFirst.find(dims[dim]), dim)) {
+      std::erase_if(axes, [&](const std::string& axis) { return llvm::is_contained(sharding.dims[i], axis); });
+    }
+  }
+  return axes;
+}
+
 std::string with_devices(const Axes& axes) { return fmt::format("\"{}\"", fmt::join(axes, "\", \"")); }
 
 }  // namespace
@@ -137,6 +152,7 @@ Result<Split> Partitioner::plan(const LiftedAttention& found) {
   }
   ShardingFinder finder(annotations_, meshes_);
   Split split;
+  Axes of_queries;  // keys that are split like these are gathered
   const std::pair<const char*, const OperandView*> views[] = {
       {"queries", &found.q}, {"keys", &found.k}, {"values", &found.v}};
   for (const auto& [name, view] : views) {
@@ -146,19 +162,19 @@ Result<Split> Partitioner::plan(const LiftedAttention& found) {
     }
     std::string seen;
     for (size_t i = 0; i < view->dims.size(); ++i) {
-      const Axes& axes = sharding->dims[i];
+      const Axes axes = own_axes(*sharding, view->dims, i);
       const char letter = view->dims[i];
       const bool is_major = seen.find(letter) == std::string::npos;
       if (shape_of(*view)[i] == 1) {
         continue;  // each device has all of it
       }
       seen += letter;
-      if (axes.empty() || parts(sharding->mesh, axes) == 1) {
-        continue;
-      }
       const bool is_query = view == &found.q && letter == 's';
-      const bool is_gathered = letter == 's' && split.of('q').axes == axes;  // split like the queries
-      if (is_gathered) {
+      if (is_query && is_major) {
+        of_queries = sharding->dims[i];
+      }
+      const bool is_gathered = letter == 's' && !is_query && sharding->dims[i] == of_queries;
+      if (axes.empty() || parts(sharding->mesh, axes) == 1 || is_gathered) {
         continue;
       }
       if ((letter == 's' && !is_query) || letter == 'd') {

@@ -53,6 +53,10 @@ def layer(annotate):
     return apply
 
 
+def unchanged(x, *_):
+    return x
+
+
 def slopes(q, k, v, table):
     """A bias with a slope per head, computed from a tensor and positions."""
     distance = jnp.arange(LENGTH)[None, :] - jnp.arange(LENGTH)[:, None]
@@ -105,6 +109,8 @@ GROUPED = [QKV[0], *(draw(BATCH, LENGTH, 4, DEPTH) for _ in range(2))]
 SHARED = [QKV[0], *(draw(BATCH, LENGTH, 1, DEPTH) for _ in range(2))]
 SHARED_KEYS = [QKV[0], *(draw(LENGTH, HEADS, DEPTH) for _ in range(2))]
 WEIGHTS = [*(draw(WIDTH, HEADS, DEPTH) / 8 for _ in range(3)), draw(HEADS, DEPTH, WIDTH) / 8]
+LAYER = [draw(BATCH, LENGTH, WIDTH), *WEIGHTS]
+LAYER_OF_ONE_HEAD = [*LAYER[:2], *(draw(WIDTH, 1, DEPTH) / 8 for _ in range(2)), LAYER[4]]
 SLOPES = 0.5 ** np.arange(1, HEADS + 1, dtype=np.float32)
 THREE = (HEADS_SPLIT,) * 3
 ONE_HEAD = (HEADS_SPLIT, P("data"), P("data"))
@@ -128,8 +134,15 @@ PROGRAMS = {
     "shard_map": (split_map, causal, QKV, THREE),
     "nested_shard_map": (nested_map, causal, QKV, THREE),
     "shard_map_gradient": (gradient_of(split_map), gradient_of(causal), QKV, THREE),
-    "layer": (layer(constrain), layer(lambda x, *_: x), [draw(BATCH, LENGTH, WIDTH), *WEIGHTS],
+    "layer": (layer(constrain), layer(unchanged), LAYER,
               (P("data"), *(P(None, "model"),) * 3, P("model"))),
+    # The same devices split activations by their sequence, or by batches, and weights by heads.
+    "sequence_parallel": (gradient_of(layer(unchanged)), gradient_of(layer(unchanged)), LAYER,
+                          (P("data", "model"), *(P(None, "model"),) * 3, P("model"))),
+    "sequence_parallel_shared_head": (layer(unchanged), layer(unchanged), LAYER_OF_ONE_HEAD,
+                                      (P("data", "model"), P(None, "model"), P(), P(), P("model"))),
+    "split_weights": (gradient_of(layer(unchanged)), gradient_of(layer(unchanged)), LAYER,
+                      (P("model"), *(P(None, ("data", "model")),) * 3, P("model"))),
     "slopes": (slopes, slopes, [*QKV, SLOPES], (*THREE, P("model"))),
     # Gradients that are sums over several devices.
     "shared_head_gradient": (gradient_of(causal), gradient_of(causal), SHARED, ONE_HEAD),

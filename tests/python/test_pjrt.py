@@ -357,6 +357,9 @@ PARTITIONED = {
     "nested_shard_map": 1,
     "shard_map_gradient": "scores or probabilities are used elsewhere",  # by another manual computation
     "layer": 1,
+    "sequence_parallel": 1,
+    "sequence_parallel_shared_head": 1,
+    "split_weights": 1,
     "slopes": 1,
     "shared_head_gradient": 1,
     "shared_head_bf16": 1,
