@@ -183,7 +183,8 @@ const Api* wrap() {
     return &api;
   }
   if (const Status registered = register_handlers(api); !registered) {
-    log(LogLevel::kError, "pjrt: {} takes no handlers: {}; nothing is fused", plugin->path, registered.error().message);
+    log(LogLevel::kError, "pjrt: nothing is fused, since the handlers cannot be registered with {}: {}", plugin->path,
+        registered.error().message);
     return &api;
   }
   // Copies the table with its own size, which may exceed that of the version known here, so that clients see all

@@ -419,6 +419,14 @@ class Programs(PluginTest):
         self.assertEqual(out, ATTENTION + "\n")
         self.assertIn("libflashlift_stablehlo.so", reports[0]["reason"])
 
+    def test_without_handlers(self):
+        """A copy of the plugin's file alone: the log names Flashlift's missing library."""
+        wrapper = Path(shutil.copy(WRAPPER, self.folder() / WRAPPER.name))
+        out, log, reports = in_a_process(compile_attention, FAKE, wrapper=wrapper, log="error")
+        self.assertEqual((out, reports), (ATTENTION + "\n", []))
+        self.assertRegex(log, f"nothing is fused.* {wrapper.parent}/libflashlift_xla.so: ")
+        self.assertNotIn("takes no handlers", log)
+
     def test_threads(self):
         out, _, reports = in_a_process(compile_in_threads, FAKE)
         self.assertEqual(out, "40 True\n")
