@@ -16,6 +16,7 @@
 #include "score/operation.h"
 #include "support/error.h"
 #include "support/lazy.h"
+#include "support/per_thread.h"
 #include "support/version.h"
 
 struct FlashliftAttention {
@@ -136,8 +137,8 @@ class KeptRoom {
 
  private:
   static std::vector<T>& kept() {
-    static thread_local std::vector<T> room;
-    return room;
+    static constinit thread_local PerThread<std::vector<T>> room;
+    return room.get();
   }
 
   std::vector<T>& vector_;

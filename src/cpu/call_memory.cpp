@@ -1,6 +1,7 @@
 #include "cpu/call_memory.h"
 
 #include "support/error.h"
+#include "support/per_thread.h"
 
 namespace flashlift::cpu {
 
@@ -27,8 +28,8 @@ struct UnusedMemory {
 namespace {
 
 UnusedMemory& unused_memory() {
-  thread_local UnusedMemory unused;
-  return unused;
+  static constinit thread_local PerThread<UnusedMemory> unused;
+  return unused.get();
 }
 
 }  // namespace

@@ -7,6 +7,7 @@
 #include "score/interval_integer.h"
 #include "score/interval_real.h"
 #include "score/operation.h"
+#include "support/per_thread.h"
 
 namespace flashlift::score {
 namespace {
@@ -482,8 +483,8 @@ class TapeCompiler {
 
 void compile_tape(const Program& program, std::span<const TensorView> captures, const IntervalProgram::Domain& domain,
                   Tape& tape) {
-  thread_local Scratch scratch;
-  TapeCompiler(program, captures, domain, scratch, tape).run();
+  static constinit thread_local PerThread<Scratch> scratch;
+  TapeCompiler(program, captures, domain, scratch.get(), tape).run();
 }
 
 }  // namespace flashlift::score

@@ -5,6 +5,7 @@
 #include "score/interpret.h"
 #include "score/interval_integer.h"
 #include "score/interval_tape.h"
+#include "support/per_thread.h"
 
 namespace flashlift::score {
 namespace {
@@ -150,9 +151,9 @@ void IntervalProgram::bind(const Program& program, std::span<const TensorView> c
       use(load.indices[i]);
     }
   }
-  thread_local std::vector<Interval> scratch;
-  whole_ =
-      evaluate({{0, domain.batch - 1}, {0, domain.heads - 1}, {0, domain.q_len - 1}, {0, domain.kv_len - 1}}, scratch);
+  static constinit thread_local PerThread<std::vector<Interval>> scratch;
+  whole_ = evaluate({{0, domain.batch - 1}, {0, domain.heads - 1}, {0, domain.q_len - 1}, {0, domain.kv_len - 1}},
+                    scratch.get());
 }
 
 Interval IntervalProgram::evaluate(const Box& box, std::vector<Interval>& scratch) const {

@@ -5,10 +5,13 @@
 
 #include <atomic>
 #include <chrono>
+#include <cmath>
+#include <cstdint>
 #include <cstdlib>
 #include <functional>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "flashlift/attention.h"
 
@@ -75,7 +78,7 @@ TEST(Exit, LetsThreadsEndThatAreJoinedLater) {
             7);
 }
 
-// LLVM's own static objects may already be destroyed. Compiled code still runs.
+// LLVM's own static objects may already be destroyed. What is compiled can still be had again.
 TEST(Exit, CompilesNothingAfterwards) {
   EXPECT_EQ(ending_of([] {
               std::atexit([] {
@@ -90,6 +93,48 @@ TEST(Exit, CompilesNothingAfterwards) {
               std::exit(7);
             }),
             7);
+}
+
+// Runs a compiled problem with a mask. False if the call fails or its result is wrong.
+bool runs() {
+  static const Result<Attention> attention = Attention::compile(*parse_problem("attn h2 s200 d8 causal segment_ids"));
+  std::vector<float> in(2 * 200 * 8, 0.5f);
+  std::vector<float> out(in.size());
+  std::vector<int32_t> segments(200);
+  constexpr int64_t kShape[] = {1, 2, 200, 8};
+  constexpr int64_t kSegments[] = {1, 200};
+  const TensorView input = dense_view(in.data(), DType::kF32, kShape);
+  const TensorView segment = dense_view(segments.data(), DType::kI32, kSegments);
+  const AttentionArguments arguments{.q = input,
+                                     .k = input,
+                                     .v = input,
+                                     .out = dense_view(out.data(), DType::kF32, kShape),
+                                     .captures = {segment, segment}};
+  return attention.ok() && attention->run(arguments).ok() && std::abs(out.back() - 0.5f) < 1e-6f;
+}
+
+// The destructors of the main thread's thread-local objects have then run.
+TEST(Exit, RunsCallsAfterwards) {
+  EXPECT_EQ(ending_of([] {
+              const bool ran = runs();  // before atexit(), so that the attention outlives what runs at the exit
+              std::atexit([] { _exit(runs() && runs() ? 7 : 1); });
+              std::exit(ran ? 100 : 1);
+            }),
+            7);
+}
+
+struct CallsAtEndOfThread {
+  bool* ran;
+  ~CallsAtEndOfThread() { *ran = runs() && runs(); }
+};
+
+TEST(Exit, RunsCallsInDestructorsOfOlderThreadLocalObjects) {
+  bool ran = false;
+  std::thread([&] {
+    thread_local const CallsAtEndOfThread older{&ran};
+    EXPECT_TRUE(older.ran == &ran && runs());
+  }).join();
+  EXPECT_TRUE(ran);
 }
 
 }  // namespace
