@@ -290,6 +290,11 @@ Status store_tuned(const std::vector<TunedEntry>& entries) {
   // for a pipe's other end.
   {
     const Descriptor made(open(file.c_str(), O_WRONLY | O_CREAT | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0600));
+    const std::error_code failed = last_error();
+    if (!made.is_open() && !is_there(file)) {
+      return not_found("{} cannot be made: {}; set FLASHLIFT_CACHE_DIR to another folder", file.string(),
+                       failed.message());
+    }
   }
   FLASHLIFT_RETURN_IF_ERROR(verify_file(file));
   Result<Connection> connection = Connection::open(file, Connection::Access::kWrite);

@@ -1,6 +1,7 @@
 """flashlift compile and flashlift.precompile store a GPU's kernels in the cache on disk, without a GPU."""
 
 import json
+import os
 from pathlib import Path
 
 import flashlift as package
@@ -88,6 +89,13 @@ def test_a_folder_that_cannot_be_used(flashlift, cache, monkeypatch):
     done = flashlift("compile", FORWARD, "--architecture", "80")
     assert done.returncode == 2
     assert "the kernel cache cannot be used" in done.stderr
+
+
+def test_a_folder_that_takes_no_files(flashlift, cache, monkeypatch):
+    monkeypatch.setenv("FLASHLIFT_CACHE_DIR", f"/proc/{os.getpid()}")  # not even of root
+    done = flashlift("compile", FORWARD, "--architecture", "80", timeout=600)
+    assert done.returncode == 2 and "was not written: " in done.stderr and "FLASHLIFT_CACHE_DIR" in done.stderr
+    assert "defect of Flashlift" not in done.stderr
 
 
 def test_a_missing_compiler(flashlift, cache, monkeypatch):

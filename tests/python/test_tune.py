@@ -1,6 +1,7 @@
 """flashlift.tune, `flashlift tune` and `flashlift cache`: results are measured, stored, shared and used."""
 
 import json
+import os
 import sqlite3
 import subprocess
 import sys
@@ -178,6 +179,14 @@ def test_others_must_not_write_it(cache, remember):
     remember(SQUARE, kv_tile=64)
     (cache / "tuning.sqlite3").chmod(0o666)
     assert "tuned" not in reason(SQUARE)
+
+
+def test_a_folder_that_takes_no_files(monkeypatch):
+    monkeypatch.setenv("FLASHLIFT_CACHE_DIR", f"/proc/{os.getpid()}")  # not even of root
+    with pytest.raises(
+        package.NotFoundError, match="tuning.sqlite3 cannot be made: .*set FLASHLIFT_CACHE_DIR to another"
+    ):
+        package.tune(SQUARE, seconds=0)
 
 
 def test_processes_share_it(cache):

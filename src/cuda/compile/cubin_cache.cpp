@@ -174,7 +174,9 @@ Result<StoredCubin> store_cubin(const KernelSource& source) {
     FLASHLIFT_ASSIGN_OR_RETURN(const std::string cubin, compile_timed(*nvrtc, source));
     if (const std::error_code failed = cache.write(key, cubin)) {
       FLASHLIFT_ASSIGN_OR_RETURN(const std::filesystem::path folder, cache_folder());
-      return internal_error("the kernel cache in {} was not written: {}", folder.string(), failed.message());
+      return not_found(
+          "the kernel cache in {} was not written: {}; make room, or set FLASHLIFT_CACHE_DIR to another folder",
+          folder.string(), failed.message());
     }
   }
   stored.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
