@@ -30,8 +30,8 @@ demo-client: build ## run the same encoder from a C++ PJRT client, without Pytho
 	@folder_of() { $(VENV)/bin/python -c "import $$1; print($$1.__path__[0])"; }; \
 	  unfused=$$(folder_of fastatomstruct_xla_cpu)/libpjrt_cpu.so; \
 	  fused=$$(folder_of flashlift)/lib/pjrt_c_api_flashlift-cpu_plugin.so; \
-	  env -i FLASHLIFT_LOG=info FLASHLIFT_PJRT_PLUGIN=$$unfused \
-	  $(BUILD)/client $(BUILD)/minilm/minilm.mlir $$fused $$unfused --inputs $(BUILD)/minilm/minilm.bin --tolerance 1e-5
+	  env -i FLASHLIFT_LOG=info FLASHLIFT_PJRT_PLUGIN="$$unfused" \
+	  $(BUILD)/client $(BUILD)/minilm/minilm.mlir "$$fused" "$$unfused" --inputs $(BUILD)/minilm/minilm.bin --tolerance 1e-5
 
 test: build ## build everything and run all tests
 	@echo "==> C++ tests"
@@ -74,7 +74,7 @@ build: $(SETUP)/configured ## build all, build/bin/flashlift and the Python pack
 	@echo "==> building in $(BUILD)/"
 	@cmake --build $(BUILD) -- $(NINJA_FLAGS)
 	@cmake --install $(BUILD) --component python \
-	  --prefix $$($(VENV)/bin/python -c "import sysconfig; print(sysconfig.get_path('platlib'))") >$(BUILD)/install.log
+	  --prefix "$$($(VENV)/bin/python -c "import sysconfig; print(sysconfig.get_path('platlib'))")" >$(BUILD)/install.log
 
 # --- packages: one library with everything, LLVM and MLIR within ---
 
@@ -91,8 +91,8 @@ wheel-kernels: build $(SETUP)/python-package ## make a wheel of machine code for
 	@echo "==> compiling kernels for $(KERNEL_ARCHITECTURES)"
 	@rm -rf $(BUILD)/kernels && mkdir -p $(BUILD)/kernels dist && cp packaging/kernels/pyproject.toml $(BUILD)/kernels/
 	@cmake -DCLI=$(BUILD)/bin/flashlift -DARCHITECTURES=$(KERNEL_ARCHITECTURES) \
-	  -DNVRTC=$$($(VENV)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/nvidia/cu13/lib/libnvrtc.so.13 \
-	  -DFOLDER=$(CURDIR)/$(BUILD)/kernels/flashlift/lib/flashlift_kernels -P cmake/PackageKernels.cmake
+	  -DNVRTC="$$($(VENV)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")"/nvidia/cu13/lib/libnvrtc.so.13 \
+	  -DFOLDER="$(CURDIR)/$(BUILD)/kernels/flashlift/lib/flashlift_kernels" -P cmake/PackageKernels.cmake
 	@$(VENV)/bin/python -m pip wheel $(BUILD)/kernels --quiet --no-deps --no-build-isolation --wheel-dir dist
 
 test-wheel: wheel ## test the wheel in a bare environment, and with PyTorch and JAX
@@ -105,7 +105,7 @@ wheel-aarch64: setup $(SETUP)/python-package ## cross-compile the wheel for 64-b
 	@echo "==> building the wheel for 64-bit Arm"
 	@_PYTHON_HOST_PLATFORM=linux-aarch64 $(VENV)/bin/python -m pip wheel . --quiet --no-deps --no-build-isolation \
 	  --config-settings=build-dir=build-aarch64/wheel --wheel-dir build-aarch64/made \
-	  --config-settings=cmake.define.CMAKE_TOOLCHAIN_FILE=$(CURDIR)/cmake/aarch64.cmake
+	  --config-settings=cmake.define.CMAKE_TOOLCHAIN_FILE="$(CURDIR)/cmake/aarch64.cmake"
 	@mkdir -p dist && PATH="$(CURDIR)/$(VENV)/bin:$$PATH" $(VENV)/bin/python -m auditwheel repair --only-plat --plat auto \
 	  --wheel-dir dist build-aarch64/made/flashlift-*.whl
 
@@ -122,7 +122,7 @@ build-package: setup
 
 PREFIX ?= /usr/local
 install: build-package ## install programs, libraries, headers and CMake's package into PREFIX (/usr/local), relocatable
-	@cmake --install build-package --prefix $(PREFIX)
+	@cmake --install build-package --prefix $(subst $() ,\ ,$(PREFIX))
 
 deb: build-package ## make a Debian package, in dist/
 	@mkdir -p dist && cd build-package && cpack -B deb >deb.log || { cat deb.log; exit 1; }
