@@ -132,6 +132,10 @@ TEST_F(CApi, TellsBlocksOfAMask) {
   kinds.tensor.strides = strides.data();
   EXPECT_NE(ask(problem, 2, 4).find("kinds: expected u8[1,2,3,2], dense"), std::string::npos);
   EXPECT_NE(take(flashlift_block_kinds(problem, nullptr, 0, 2, 4, nullptr), FLASHLIFT_INVALID_ARGUMENT), "");
+  Array<uint8_t> none{{1, 2, 0, 2}, kU8, 9};
+  strides.assign(4, 0);
+  none.tensor.strides = strides.data();
+  EXPECT_EQ(take(flashlift_block_kinds("attn h2 sq0 skv6 d8", nullptr, 0, 2, 4, &none.tensor)), "");
 }
 
 TEST_F(CApi, FillsInNoMoreThanAnOlderCallerHasRoomFor) {
