@@ -26,3 +26,12 @@ run(${WORK}/build/c_consumer)
 if(STABLEHLO)
   run(${WORK}/build/stablehlo_consumer)
 endif()
+
+# A component that does not exist is refused with what exists.
+file(WRITE ${WORK}/other/CMakeLists.txt
+  "cmake_minimum_required(VERSION 3.22)\nproject(other LANGUAGES C)\nfind_package(flashlift REQUIRED COMPONENTS cuda)\n")
+execute_process(COMMAND ${CMAKE_COMMAND} -S ${WORK}/other -B ${WORK}/other/build -DCMAKE_PREFIX_PATH=${WORK}/moved
+  RESULT_VARIABLE code OUTPUT_QUIET ERROR_VARIABLE output)
+if(code EQUAL 0 OR NOT output MATCHES "expected no component, or stablehlo")
+  message(FATAL_ERROR "a missing component is not explained: ${output}")
+endif()
