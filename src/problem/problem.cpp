@@ -160,7 +160,12 @@ int64_t settled_size(const Problem& problem, const CallLengths& lengths, int64_t
 
 Status verify_captures(const Problem& problem, std::span<const TensorView> captures, const CallLengths& lengths) {
   if (captures.size() != problem.captures.size()) {
-    return invalid_argument("expected {} captured tensors, got {}", problem.captures.size(), captures.size());
+    std::string names;
+    for (const Capture& capture : problem.captures) {
+      names += (names.empty() ? " (" : ", ") + capture.name;
+    }
+    names += names.empty() ? "" : ")";
+    return invalid_argument("expected {} captured tensors{}, got {}", problem.captures.size(), names, captures.size());
   }
   int64_t same = -1;
   for (size_t i = 0; i < problem.captures.size(); ++i) {
@@ -245,8 +250,8 @@ Status verify_dropout_words(const TensorView& words) {
 Status verify_row_output(const char* name, const std::optional<TensorView>& view, bool wanted,
                          std::span<const int64_t> shape) {
   if (view.has_value() != wanted) {
-    return invalid_argument("the problem {} {} {} output, but the call {} one", wanted ? "has" : "has not",
-                            name[0] == 'l' ? "an" : "a", name, view ? "gives" : "lacks");
+    return invalid_argument("the problem has {}{}, but the call {} it", wanted ? "" : "no ", name,
+                            view ? "gives" : "lacks");
   }
   return view ? problem::verify_output({name, *view, DType::kF32, shape}) : Status();
 }

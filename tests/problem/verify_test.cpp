@@ -73,10 +73,13 @@ TEST(VerifyArguments, NamesWhatDoesNotFit) {
       << residual.error();
   Call surplus_lse;
   surplus_lse.arguments.lse = surplus_lse.tensor({2, 4, 3});
-  EXPECT_EQ(surplus_lse.error(), "the problem has not an lse output, but the call gives one");
+  EXPECT_EQ(surplus_lse.error(), "the problem has no lse, but the call gives it");
   Call surplus_capture;
   surplus_capture.arguments.captures = {surplus_capture.tensor({1})};
   EXPECT_EQ(surplus_capture.error(), "expected 0 captured tensors, got 1");
+  Call missing_capture;
+  missing_capture.problem = *parse_problem("attn b2 hq4 hkv2 sq3 skv5 d8 segment_ids");
+  EXPECT_EQ(missing_capture.error(), "expected 2 captured tensors (kv_segments, q_segments), got 0");
 }
 
 TEST(VerifyArguments, OutputsHaveMemoryOfTheirOwn) {
