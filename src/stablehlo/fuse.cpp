@@ -46,12 +46,12 @@ class Fuser {
   void run() {
     merge_equal_branches(module_);
     use_static_shapes(module_);
-    read_multiplied_sums();
+    read_products();
     llvm::SmallVector<mlir::Operation*> cudnn_calls;
     module_.op()->walk<mlir::WalkOrder::PreOrder>([&](mlir::Operation* op) {
       if (is_cudnn_attention(op)) {
         cudnn_calls.push_back(op);
-      } else if (kind(op) == OpKind::kDotGeneral || kind(op) == OpKind::kDot) {
+      } else if ((kind(op) == OpKind::kDotGeneral || kind(op) == OpKind::kDot) && !op->use_empty()) {
         products_.push_back(op);
       }
     });
@@ -69,7 +69,7 @@ class Fuser {
         break;  // the last candidate's reason reports this
       }
     }
-    for (const Rearrangement& read : multiplied_sums_) {
+    for (const Rearrangement& read : read_otherwise_) {
       if (llvm::none_of(read.added, [&](mlir::Operation* op) { return erased_.contains(op); })) {
         stablehlo::take_back(read);
         erased_.insert(read.added.begin(),
@@ -96,26 +96,29 @@ class Fuser {
     return candidate;
   }
 
-  // Visits sums near a softmax first, then all others, which may be part of its gradient.
-  void read_multiplied_sums() {
-    std::vector<mlir::Operation*> sums;
+  // Reads sums of multiplications as products, and products that sum nothing as multiplications: those near a softmax,
+  // and then all others, which may be part of its gradient.
+  void read_products() {
+    std::vector<mlir::Operation*> found;
     module_.op()->walk([&](mlir::Operation* op) {
-      if (kind(op) == OpKind::kReduce) {
-        sums.push_back(op);
+      if (kind(op) == OpKind::kReduce || kind(op) == OpKind::kDotGeneral) {
+        found.push_back(op);
       }
     });
     bool is_any_near = false;
-    for (mlir::Operation* sum : sums) {
-      if (auto read = multiplied_sum_as_product(sum)) {
-        mlir::Operation* const product = read->product;
-        is_any_near = is_any_near || is_near_softmax(product->getResult(0)) ||
-                      is_near_softmax(product->getOperand(0)) || is_near_softmax(product->getOperand(1));
-        multiplied_sums_.push_back(*std::move(read));
+    for (mlir::Operation* op : found) {
+      auto read = kind(op) == OpKind::kReduce ? multiplied_sum_as_product(op) : weight_product_as_multiplication(op);
+      if (!read) {
+        continue;
       }
+      mlir::Operation* const now = read->product;
+      is_any_near = is_any_near || is_near_softmax(now->getResult(0)) || is_near_softmax(now->getOperand(0)) ||
+                    is_near_softmax(now->getOperand(1));
+      read_otherwise_.push_back(*std::move(read));
     }
     if (!is_any_near) {
-      for (; !multiplied_sums_.empty(); multiplied_sums_.pop_back()) {
-        stablehlo::take_back(multiplied_sums_.back());
+      for (; !read_otherwise_.empty(); read_otherwise_.pop_back()) {
+        stablehlo::take_back(read_otherwise_.back());
       }
     }
   }
@@ -378,7 +381,7 @@ class Fuser {
   Annotations annotations_;
   Partitioner partitioner_;
   Work work_;
-  std::vector<Rearrangement> multiplied_sums_;
+  std::vector<Rearrangement> read_otherwise_;  // by read_products()
   std::vector<mlir::Operation*> products_;
   std::vector<mlir::Operation*> first_products_;           // those tried with the last product
   llvm::DenseMap<mlir::Operation*, std::string> refused_;  // first products and where their attention is

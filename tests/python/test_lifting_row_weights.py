@@ -2,6 +2,7 @@
 to write exponentials and sums. Compared with XLA's results of the original, in both directions.
 """
 
+import flashlift.stablehlo
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -32,6 +33,11 @@ WEIGHTS = {
     "heads": lambda p, s: p * HEADS.astype(p.dtype)[:, None, None],
     "heads and queries": lambda p, s: p * (ROWS[:, None] * jnp.arange(1.0, H + 1)[:, None])[..., None].astype(p.dtype),
     "a number": lambda p, s: 2.5 * p,
+    "heads, as a product": lambda p, s: jnp.einsum("bhqk,h->bhqk", p, HEADS.astype(p.dtype)),
+    "queries, as a product": lambda p, s: jnp.einsum("bq,bhqk->bhqk", ROWS.astype(p.dtype), p),
+    "heads and batches, as a product": lambda p, s: jnp.einsum("bhqk,hb->bhqk", p, ROWS[:, :H].T.astype(p.dtype)),
+    "ones, as a product": lambda p, s: jnp.einsum("...hqk,h->...hqk", p, jnp.ones((3, H), p.dtype)[1]),
+    "a number, as a product": lambda p, s: jnp.einsum("bhqk,->bhqk", p, jnp.asarray(2.5, p.dtype)),
 }
 
 
@@ -53,10 +59,31 @@ def test_weights_of_rows_in_gradients(by):
         lambda p, s: jnp.where(s.max(-1, keepdims=True) > 1, p, 0),
         lambda p, s: p * p.max(-1, keepdims=True),
         lambda p, s: p * p.sum(1, keepdims=True),
+        lambda p, s: jnp.einsum("bhqk,bhq->bhqk", p, s.max(-1)),
+        lambda p, s: jnp.einsum("bhqk,bqk->bhqk", p, p.sum(1)),
     ],
 )
 def test_weights_that_are_computed_from_scores_stay(by):
     assert_left_alone(weighted(by), *qkv())
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+def test_products_of_queries_and_keys_that_sum_nothing_are_scores(gradients):
+    def attention(q, k, v):
+        return weigh(jax.nn.softmax(jnp.einsum("bhq,bhk->bhqk", q[..., 0], k[..., 0]), -1), v)
+
+    assert_fused(attention, *qkv(), gradients=gradients)
+
+
+def test_products_that_sum_nothing_beside_an_attention_stay_as_they_are():
+    def function(q, k, v):
+        return weigh(jax.nn.softmax(products(q, k) / 4, -1), v), jnp.einsum("bhqd,h->bhqd", jnp.exp(q), k[0, :, 0, 0])
+
+    text = jax.jit(function).lower(*qkv()).as_text()
+    weights = [line for line in text.splitlines() if "contracting_dims = [] x []" in line]
+    result = flashlift.stablehlo.fuse(text)
+    assert result.fused_count == 1 and len(weights) == 1
+    assert weights[0].split(":")[1].strip() in result.module
 
 
 def test_a_gradient_with_other_weights_stays_right():
@@ -71,6 +98,8 @@ def test_a_gradient_with_other_weights_stays_right():
 
 def test_the_gradient_by_the_weights_stays_right():
     fused(lambda q, k, v: weighted(lambda p, s: p * v[:, :1, :1, :1])(q, k, v), *qkv(), gradients=True)
+    by_product = lambda v: lambda p, s: jnp.einsum("bhqk,h->bhqk", p, v[0, :, 0, 0])
+    fused(lambda q, k, v: weighted(by_product(v))(q, k, v), *qkv(), gradients=True)
 
 
 def test_values_alone_converted_in_a_gradient():

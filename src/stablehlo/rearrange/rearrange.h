@@ -38,6 +38,8 @@ std::optional<Rearrangement> add_missing_output(mlir::Operation* product);
 // The matrix product for a multiplication and a sum in which an operand is broadcast. Nothing for other sums, and for
 // row sums of exponentials that are masked by a multiplication.
 std::optional<Rearrangement> multiplied_sum_as_product(mlir::Operation* sum);
+// The multiplication for a product that sums nothing, one operand of which is broadcast to the other one's dimensions.
+std::optional<Rearrangement> weight_product_as_multiplication(mlir::Operation* product);
 // Restores the original.
 void take_back(const Rearrangement& rearrangement);
 

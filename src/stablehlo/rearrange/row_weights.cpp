@@ -2,6 +2,7 @@
 #include <set>
 
 #include "stablehlo/lift/products.h"
+#include "stablehlo/lift/same_value.h"
 #include "stablehlo/lift/walk.h"
 #include "stablehlo/reader/ops.h"
 #include "stablehlo/rearrange/builder.h"
@@ -47,7 +48,9 @@ std::optional<Broadcast> moved(const Broadcast& weights, llvm::function_ref<int6
   return result;
 }
 
-bool have_equal_numbers(mlir::Value x, mlir::Value y) { return x == y || (splat(x) && splat(x) == splat(y)); }
+bool have_equal_numbers(mlir::Value x, mlir::Value y) {
+  return (splat(x) && splat(x) == splat(y)) || SameValues()(x, y);
+}
 
 int64_t position(const std::vector<int64_t>& list, int64_t wanted) {
   const auto at = std::find(list.begin(), list.end(), wanted);
