@@ -171,6 +171,16 @@ class Fuser {
       stablehlo::take_back(*with_output);
       work_.forget();
     }
+    if (const auto apart =
+            found.error().reason == Reason::kNotByGradient ? sum_gradients_apart(product) : std::nullopt) {
+      Outcome<LiftedAttention> again = lift_again(product);
+      if (again.ok()) {
+        rearranged.push_back(*apart);
+        return again;
+      }
+      stablehlo::take_back(*apart);
+      work_.forget();
+    }
     for (const auto& rearrange : {move_weights_to_values, join_parts_of_keys}) {
       const auto other = rearrange(product);
       if (!other) {

@@ -40,6 +40,9 @@ std::optional<Rearrangement> add_missing_output(mlir::Operation* product);
 std::optional<Rearrangement> multiplied_sum_as_product(mlir::Operation* sum);
 // The multiplication for a product that sums nothing, one operand of which is broadcast to the other one's dimensions.
 std::optional<Rearrangement> weight_product_as_multiplication(mlir::Operation* product);
+// For sums of added tensors, each of which may be a gradient of scores of several attentions (such as layers that share
+// a bias): adds their sums instead, so that each attention has its own.
+std::optional<Rearrangement> sum_gradients_apart(mlir::Operation* product);
 // Restores the original.
 void take_back(const Rearrangement& rearrangement);
 
