@@ -440,6 +440,75 @@ def test_gradient_rounded_to_bf16_is_left_alone():
     assert count == 0, report
 
 
+# --- Scores in f32 of 16-bit queries and keys ---
+
+
+def widened(x):
+    return x.astype(jnp.float32)
+
+
+def turned(x):
+    """A rotary embedding, computed in f32."""
+    angles = jnp.arange(x.shape[1], dtype=jnp.float32)[:, None, None] / 10 ** jnp.linspace(0.0, 1.0, D // 2)
+    x, y = jnp.split(widened(x), 2, -1)
+    return jnp.concatenate([x * jnp.cos(angles) - y * jnp.sin(angles), y * jnp.cos(angles) + x * jnp.sin(angles)], -1)
+
+
+@jax.custom_vjp
+def quartered(x):
+    return x / 4
+
+
+quartered.defvjp(lambda x: (x / 4, ()), lambda _, ct: (ct / 3,))
+rounded = lambda x, dtype: widened(turned(x).astype(dtype))
+SCORES_IN_F32 = {
+    "scaled queries": lambda q, k, v: (widened(q) / 4, widened(k)),
+    "scaled keys": lambda q, k, v: (widened(q), widened(k) * 0.25),
+    "both scaled": lambda q, k, v: (widened(q) / 2, widened(k) / 2),
+    "rotary": lambda q, k, v: (rounded(q, v.dtype), rounded(k, v.dtype) / 4),
+    "keys of several heads": lambda q, k, v: (widened(q) / 4, widened(jnp.repeat(k[:, :, :1], H, 2))),
+}
+OTHER_SCORES_IN_F32 = {
+    "not rounded": lambda q, k, v: (turned(q) / 4, turned(k)),
+    "rounded to another type": lambda q, k, v: (rounded(q, jnp.float8_e4m3fn) / 4, widened(k)),
+    "another factor in the gradient": lambda q, k, v: (quartered(widened(q)), widened(k)),
+}
+
+
+def of_scores_in_f32(change):
+    """Probabilities are rounded before their product with values, as Flax does with `attention_softmax_in_fp32`."""
+
+    def attention(q, k, v):
+        s = jnp.einsum("bqhd,bkhd->bhqk", *change(q, k, v))
+        s = jnp.where(jnp.arange(s.shape[-1]) < jnp.asarray([[[[20]]], [[[9]]]]), s, -1e30)
+        return jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(s, -1).astype(v.dtype), v)
+
+    def both(q, k, v):
+        out, pullback = jax.vjp(attention, q, k, v)
+        return out, pullback(jnp.cos(jnp.arange(out.size, dtype=jnp.float32)).reshape(out.shape).astype(out.dtype))
+
+    return attention, both
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+@pytest.mark.parametrize("name", SCORES_IN_F32)
+def test_scores_in_f32_of_16_bit_queries(name, dtype):
+    attention, both = of_scores_in_f32(SCORES_IN_F32[name])
+    for function in (attention, both):
+        count, report = compare(function, tensors(dtype, T=24))
+        assert count == 1 and len(report.candidates) == 1, report
+
+
+@pytest.mark.parametrize("name", OTHER_SCORES_IN_F32)
+def test_other_scores_in_f32_beside_16_bit_values_stay(name):
+    attention, both = of_scores_in_f32(OTHER_SCORES_IN_F32[name])
+    if name != "another factor in the gradient":
+        count, report = compare(attention, tensors(jnp.bfloat16, T=24))
+        assert count == 0, report
+    count, report = compare(both, tensors(jnp.bfloat16, T=24))
+    assert count == 0, report
+
+
 # --- Scores that are rounded to 16 bits and then step ---
 
 STEPS_OF_SCORES = {

@@ -216,7 +216,7 @@ std::vector<SymId> GradientFinder::masks_to_compare() {
 Proof GradientFinder::take_output_gradient(mlir::Value value, const std::vector<Affine>& indices) {
   auto placed = place_tensor(value, indices, plane_.sizes);
   read_d_out_ = {value, indices};
-  const Sources sources = follow_operand(value, indices, plane_.sizes, true);
+  const Sources sources = follow_operand(value, indices, plane_.sizes, Conversions::kExact);
   mlir::Operation* const division =
       sources.tensors.empty() ? nullptr : mlir::Value(sources.tensors.back().value).getDefiningOp();
   const llvm::ArrayRef<mlir::Operation*> divided = plane_.divided;
@@ -489,12 +489,21 @@ Outcome<PlacedTensor> GradientFinder::result_with_gradient(const PlacedExit& exi
     FLASHLIFT_RETURN_IF_ERROR(check_.is_probability(exit.exit.formula));
     return exit.result;
   }
+  // The call reads queries or keys before this factor: their gradient is the product's times it.
+  const float before = exit.sums_over_keys ? forward_.dimensions.q.scale : forward_.dimensions.k.scale;
   const Proof proof = check_.is_gradient(times(exit.exit.formula, exit.factor), shifted_score());
-  if (proof.ok()) {
+  if (proof.ok() && before == 1) {
     return exit.result;
   }
-  if (auto scaled = follow_scaling(exit.result, plane_.sizes, plane_.half);
-      scaled && check_.is_gradient(times(exit.exit.formula, exit.factor * scaled->scale), shifted_score()).ok()) {
+  auto scaled = follow_scaling(exit.result, plane_.sizes, plane_.half);
+  if (proof.ok() && scaled && scaled->scale == before) {
+    scaled->scale = 1;
+    return *std::move(scaled);
+  }
+  if (before != 1) {
+    return proof.ok() ? refuse<Reason::kElementTypes>() : proof.error();
+  }
+  if (scaled && check_.is_gradient(times(exit.exit.formula, exit.factor * scaled->scale), shifted_score()).ok()) {
     scaled->scale = 1;
     return *std::move(scaled);
   }

@@ -18,17 +18,18 @@ std::vector<int64_t> shape_vector(mlir::Value value) {
 
 bool is_half(std::optional<DType> type) { return type == DType::kBF16 || type == DType::kF16; }
 
-// Whether the conversion is from 16 bits to f32, or to the same type. A value that was rounded to 16 bits and converted
-// back counts as f32, because the module computes with it in f32.
-bool is_exact_conversion(mlir::Operation* op) {
-  if (kind(op) != OpKind::kConvert) {
+// Whether the conversion is one of those that are passed through: from 16 bits to f32, or to the same type. A value
+// that was rounded to 16 bits and converted back counts as f32 as a rule, because the module computes with it in f32.
+bool is_passed_through(mlir::Operation* op, Conversions passed) {
+  if (kind(op) != OpKind::kConvert || passed == Conversions::kNone) {
     return false;
   }
   const auto from = dtype(op->getOperand(0).getType());
   const auto to = dtype(op->getResult(0).getType());
   mlir::Operation* before = defining(op->getOperand(0), OpKind::kConvert);
   const bool was_rounded = before != nullptr && dtype(before->getOperand(0).getType()) != from;
-  return (is_half(from) && to == DType::kF32 && !was_rounded) || (from && from == to);
+  return (is_half(from) && to == DType::kF32 && (!was_rounded || passed == Conversions::kOfRounded)) ||
+         (from && from == to);
 }
 
 std::optional<double> exact_number_of(mlir::Value value, int depth);
@@ -123,7 +124,7 @@ struct Step {
 };
 
 Step step_back(mlir::Value value, const std::vector<Affine>& indices, const std::vector<int64_t>& sizes,
-               bool through_conversions) {
+               Conversions passed) {
   mlir::Operation* op = value.getDefiningOp();
   if (op == nullptr || op->getNumOperands() == 0 || !static_tensor(op->getOperand(0))) {
     return {};
@@ -157,7 +158,7 @@ Step step_back(mlir::Value value, const std::vector<Affine>& indices, const std:
       return step;
     }
     case OpKind::kConvert:
-      if (!through_conversions || !is_exact_conversion(op)) {
+      if (!is_passed_through(op, passed)) {
         return {};
       }
       return {.value = operand, .indices = indices};
@@ -311,7 +312,7 @@ std::optional<PlacedTensor> place_tensor(mlir::Value value, const std::vector<Af
 }
 
 Sources follow_operand(mlir::Value operand, std::vector<Affine> indices, const std::vector<int64_t>& sizes,
-                       bool through_conversions) {
+                       Conversions passed) {
   Sources sources;
   float scale = 1.0f;
   mlir::Value value = operand;
@@ -320,7 +321,7 @@ Sources follow_operand(mlir::Value operand, std::vector<Affine> indices, const s
       tensor->scale = scale;
       sources.tensors.push_back(std::move(*tensor));
     }
-    Step step = step_back(value, indices, sizes, through_conversions);
+    Step step = step_back(value, indices, sizes, passed);
     sources.split = step.split;
     scale *= step.scale;
     value = step.value;
@@ -329,7 +330,7 @@ Sources follow_operand(mlir::Value operand, std::vector<Affine> indices, const s
   return sources;
 }
 
-std::optional<DType> half_type_of(mlir::Value operand) {
+std::optional<DType> half_type_of(mlir::Value operand, Conversions passed) {
   while (mlir::Operation* op = operand.getDefiningOp()) {
     if (const mlir::Value same = same_number(operand)) {
       operand = same;
@@ -338,7 +339,7 @@ std::optional<DType> half_type_of(mlir::Value operand) {
     float factor = 1.0f;
     const mlir::Value scaled = scaled_operand(op, factor);
     const bool moves = kind(op) == OpKind::kTranspose || kind(op) == OpKind::kReshape ||
-                       kind(op) == OpKind::kBroadcastInDim || is_exact_conversion(op);
+                       kind(op) == OpKind::kBroadcastInDim || is_passed_through(op, passed);
     if (!scaled && !moves) {
       break;
     }
@@ -476,8 +477,8 @@ Outcome<OperandView> whole_view(const PlacedTensor& tensor, const Roles& roles, 
 
 std::optional<float> ratio_of_tensors(mlir::Value x, const std::vector<Affine>& x_indices, mlir::Value y,
                                       const std::vector<Affine>& y_indices, const std::vector<int64_t>& sizes) {
-  const Sources of_x = follow_operand(x, x_indices, sizes, true);
-  const Sources of_y = follow_operand(y, y_indices, sizes, true);
+  const Sources of_x = follow_operand(x, x_indices, sizes, Conversions::kExact);
+  const Sources of_y = follow_operand(y, y_indices, sizes, Conversions::kExact);
   if (of_x.tensors.empty() || of_y.tensors.empty()) {
     return std::nullopt;
   }

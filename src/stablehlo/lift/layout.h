@@ -32,19 +32,22 @@ struct PlacedTensor {
 std::optional<PlacedTensor> place_tensor(mlir::Value value, const std::vector<Affine>& indices,
                                          const std::vector<int64_t>& sizes);
 
-// The sources of an operand, nearest first: behind transposes, reshapes, broadcasts and multiplications by a constant,
-// and behind float conversions that lose nothing if `through_conversions`. A reshape that cuts an atom requests its
-// split.
+// The conversions behind which an operand is followed: none; those to f32 that lose nothing; or also those of numbers
+// that were rounded from f32 to 16 bits before.
+enum class Conversions { kNone, kExact, kOfRounded };
+
+// The sources of an operand, nearest first: behind transposes, reshapes, broadcasts, multiplications by a constant, and
+// conversions. A reshape that cuts an atom requests its split.
 struct Sources {
   std::vector<PlacedTensor> tensors;
   SplitRequest split;
 };
 Sources follow_operand(mlir::Value operand, std::vector<Affine> indices, const std::vector<int64_t>& sizes,
-                       bool through_conversions);
+                       Conversions passed);
 
 // The 16-bit type that holds all numbers of a product's operand, apart from constant factors; the operand itself may
 // have a wider type. Nothing if there is none.
-std::optional<DType> half_type_of(mlir::Value operand);
+std::optional<DType> half_type_of(mlir::Value operand, Conversions passed);
 
 // Whether two operands of products are the same tensor read in the same way.
 bool is_same_tensor(mlir::Value x, const std::vector<Affine>& x_indices, mlir::Value y,

@@ -18,7 +18,7 @@ AtomSet set_of(const std::vector<int>& atoms) {
 }
 
 // If some operands are 16-bit and others wide, for example because only the values are converted to f32, reads the wide
-// ones before their conversion.
+// ones before their conversion, queries and keys also before a constant factor.
 void read_before_widening(std::vector<Sources>& sources, std::vector<PlacedTensor>& picked) {
   const auto is_wide = [](PlacedTensor& tensor) { return dtype(tensor.value.getType()) == DType::kF32; };
   const auto half = std::find_if_not(picked.begin(), picked.end(), is_wide);
@@ -29,7 +29,7 @@ void read_before_widening(std::vector<Sources>& sources, std::vector<PlacedTenso
   for (size_t i = 0; i < picked.size(); ++i) {
     const int64_t count = static_tensor(picked[i].value).getNumElements();
     for (PlacedTensor& source : sources[i].tensors) {
-      if (is_wide(picked[i]) && dtype(source.value.getType()) == type && source.scale == 1 &&
+      if (is_wide(picked[i]) && dtype(source.value.getType()) == type &&
           static_tensor(source.value).getNumElements() == count) {
         picked[i] = source;
       }
@@ -38,11 +38,11 @@ void read_before_widening(std::vector<Sources>& sources, std::vector<PlacedTenso
 }
 
 // The most distant source of each of q, k and v, so that all have the same dtype.
-Outcome<std::vector<PlacedTensor>> pick_sources(Plane& plane, const Operands& operands, bool through_conversions) {
+Outcome<std::vector<PlacedTensor>> pick_sources(Plane& plane, const Operands& operands, Conversions passed) {
   std::vector<PlacedTensor> picked;
   std::vector<Sources> all;
   for (const ReadTensor* operand : {&operands.q, &operands.k, &operands.v}) {
-    Sources sources = follow_operand(operand->value, operand->indices, plane.sizes, through_conversions);
+    Sources sources = follow_operand(operand->value, operand->indices, plane.sizes, passed);
     plane.request_split(sources.split);
     if (plane.wanted_split) {
       return refuse<Reason::kSplitDimension>();
@@ -146,9 +146,9 @@ AtomSet kept_by_gradients(const Plane& plane, const ScoreUses& uses, AtomSet onl
 
 Outcome<Dimensions> name_dimensions(Plane& plane, const Probabilities& probabilities, const Operands& operands,
                                     const Match& match) {
-  auto picked = pick_sources(plane, operands, true);
+  auto picked = pick_sources(plane, operands, plane.half ? Conversions::kOfRounded : Conversions::kExact);
   if (!picked.ok() && !plane.wanted_split) {
-    picked = pick_sources(plane, operands, false);
+    picked = pick_sources(plane, operands, Conversions::kNone);
   }
   if (!picked.ok()) {
     return picked.error();

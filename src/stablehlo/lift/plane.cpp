@@ -1,16 +1,23 @@
 #include "stablehlo/lift/plane.h"
 
 #include "stablehlo/lift/layout.h"
+#include "stablehlo/reader/ops.h"
 
 namespace flashlift::stablehlo {
 namespace {
 
-// The 16-bit type of the queries, keys and values, if they all have the same one.
+// The 16-bit type of the queries, keys and values, if they all have the same one. If probabilities are multiplied with
+// values of this type, it is also that of queries and keys that the module rounds to it and then widens again, as after
+// rotary embeddings in f32.
 std::optional<DType> half_type(const Pair& pair, const AttemptOptions& options) {
-  const auto half = half_type_of(pair.first->getOperand(0));
   const bool knows_values = options.gradient != GradientUse::kAlone;
-  const bool is_shared = half == half_type_of(pair.first->getOperand(1)) &&
-                         (!knows_values || half == half_type_of(pair.second->getOperand(1 - pair.side)));
+  const mlir::Value values = pair.second->getOperand(1 - pair.side);
+  const auto of_values = half_type_of(values, Conversions::kExact);
+  const Conversions passed =
+      knows_values && of_values == dtype(values.getType()) ? Conversions::kOfRounded : Conversions::kExact;
+  const auto half = half_type_of(pair.first->getOperand(0), passed);
+  const bool is_shared =
+      half == half_type_of(pair.first->getOperand(1), passed) && (!knows_values || half == of_values);
   return is_shared ? half : std::nullopt;
 }
 
