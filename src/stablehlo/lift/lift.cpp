@@ -572,6 +572,17 @@ bool has_row_sum(mlir::Operation* exponential) {
   });
 }
 
+// Keeps the refusal of the pair that is most likely an attention. Scores may be a sum of several products, as with
+// relative positions: pairs with another one than that of queries and keys fail because of how its result is read.
+void keep_better(std::optional<Refusal>& best, const Refusal& other) {
+  constexpr Reason kOfOtherProducts[] = {Reason::kProductBetween, Reason::kReadAcrossPlaces, Reason::kAcrossPlaces,
+                                         Reason::kNoKeys};
+  if (!best ||
+      (llvm::is_contained(kOfOtherProducts, best->reason) && !llvm::is_contained(kOfOtherProducts, other.reason))) {
+    best = other;
+  }
+}
+
 }  // namespace
 
 bool is_normalised_by_row(mlir::Operation* product) {
@@ -686,7 +697,7 @@ Outcome<LiftedAttention> lift_attention(mlir::Operation* second_product, bool gr
       }
       mlir::Operation* const between = product_between(first, surely_read, work);
       if (between != nullptr) {
-        refusal = refusal ? refusal : refuse<Reason::kProductBetween>(describe(between->getLoc()));
+        keep_better(refusal, refuse<Reason::kProductBetween>(describe(between->getLoc())));
         continue;
       }
       auto lifted = may_hold_scores ? lift_in_any_way(first, second_product, side, gradients, work)
@@ -701,7 +712,7 @@ Outcome<LiftedAttention> lift_attention(mlir::Operation* second_product, bool gr
       if (const auto known = work.refused_gradients.find(first); known != work.refused_gradients.end()) {
         of_gradient = of_gradient ? of_gradient : known->second;
       }
-      refusal = refusal ? refusal : lifted.error();
+      keep_better(refusal, lifted.error());
     }
   }
   for (const auto& found : {of_gradient, refusal, too_many}) {
