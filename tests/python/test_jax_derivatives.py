@@ -81,6 +81,33 @@ def test_unnormalized():
         )
 
 
+@pytest.mark.parametrize("normalized", [True, False])
+def test_rows_without_keys(normalized):
+    """The mean of all values, or their sum if nothing is divided."""
+    q, k, v, *_ = operands()
+    keep = (jnp.arange(9) != 4)[None, None, :, None]
+    attend = lambda v: flash_attention(q, k, v, attention_mask=keep, normalize_output=normalized, empty_rows="uniform")
+    out, along = jax.jvp(attend, (v,), (v,))
+    np.testing.assert_allclose(out, attend(v), atol=1e-5)
+    np.testing.assert_allclose(along, out, atol=1e-5)  # the output is linear in the values
+    of_row = jax.grad(lambda v: attend(v)[:, 4].sum())(v)
+    of_head = 1 / 7 if normalized else 1
+    np.testing.assert_allclose(of_row, np.full(v.shape, 2 * of_head), rtol=1e-6)  # two query heads read each value
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_gradients_of_small_tables_are_sums_in_float32(dtype):
+    """Of elements of 16 bits that thousands of scores read."""
+    q, k, v = normal(1, 64, 4, 8), normal(1, 64, 4, 8), jnp.abs(normal(1, 64, 4, 8)) / 16
+
+    def loss(table):
+        near = lambda s, b, h, q, kv: s * (1 + table[jnp.minimum(jnp.abs(q - kv), 2)])
+        return flash_attention(q, k, v, score_mod=near, normalize_output=False).sum()
+
+    table = jnp.zeros(3)
+    np.testing.assert_allclose(jax.grad(loss)(table.astype(dtype)), jax.grad(loss)(table), rtol=5e-3)
+
+
 BAD_KEYS = jnp.arange(7) >= 5
 BAD_QUERIES = jnp.arange(9) >= 8
 

@@ -101,7 +101,8 @@ def flash_attention(
     mesh, in_specs, out_specs: all three or none; the call then runs within jax.shard_map. in_specs are, as in ejkernel,
         those of query, key, value, bias, softmax_aux, cum_seqlens_q and cum_seqlens_k; masks and segments are split
         like the query, and dropout drops the same keys as on one device.
-    empty_rows: the output of a query without keys: "zero", "uniform" (the mean of value) or "nan".
+    empty_rows: the output of a query without keys: "zero", "uniform" (the mean of value; its sum with
+        normalize_output=False) or "nan".
     return_lse: also return float32 [batch, q_heads, q_len], the logarithm of each row's sum of exponentials.
     deterministic_gradients: False lets the query's gradient have other bits in each run where that is faster: on Hopper
         GPUs, for long sequences and a depth of at most 128. (Flax's `deterministic` is another thing.)

@@ -47,7 +47,8 @@ def plain(call: Call, *operands: jax.Array) -> list[jax.Array]:
         out = out / total
     rows = problem.words.get("empty_rows", "zero")
     if rows != "zero":
-        out = jnp.where(is_empty, jnp.mean(v, axis=2, keepdims=True) if rows == "uniform" else jnp.nan, out)
+        of_empty = jnp.sum if "unnormalized" in problem.words else jnp.mean
+        out = jnp.where(is_empty, of_empty(v, axis=2, keepdims=True) if rows == "uniform" else jnp.nan, out)
     out = jnp.transpose(out, ["bhsd".index(letter) for letter in call.layout]).astype(call.out_dtype(operands[0]))
     lse = jnp.where(is_empty, -jnp.inf, jnp.log(total) + largest)[..., 0]
     return [out, lse] if call.with_lse else [out]
