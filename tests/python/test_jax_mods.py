@@ -163,6 +163,24 @@ def test_gradients_of_its_own_by_captured_arrays():
 
 
 @pytest.mark.parametrize(
+    "function",
+    [
+        jax.nn.relu,
+        jax.nn.relu6,
+        jax.nn.softplus,
+        lambda x: jax.scipy.special.xlogy(x, 2.5),
+        lambda x: jax.scipy.special.xlog1py(x, 2.5),
+        lambda x: jnp.ldexp(x + 1, 2),
+        jnp.sinc,
+    ],
+    ids=["relu", "relu6", "softplus", "xlogy", "xlog1py", "ldexp", "sinc"],
+)
+def test_gradients_that_jax_defines_for_its_own_functions(function):
+    """At 0, where a parameter may start, and from bits, which have no slope."""
+    check(lambda table: lambda s, b, h, q, kv: s + function(table[h, kv]) * q, None, jnp.zeros((H, T)))
+
+
+@pytest.mark.parametrize(
     "mod",
     [
         lambda s, b, h, q, kv: jax.lax.cond(q > kv, lambda x: x, lambda x: x * 2, s),
