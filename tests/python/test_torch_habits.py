@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch_mods
 from flashlift.torch import flex_attention, scaled_dot_product_attention
-from torch.nn.attention.flex_attention import create_block_mask
+from torch.nn.attention.flex_attention import AuxRequest, create_block_mask
 from torch.profiler import ProfilerActivity, profile
 
 
@@ -132,6 +132,24 @@ def test_heads_deeper_than_kernels_take(compiles, depths):
     torch.testing.assert_close(*results, atol=1e-4, rtol=1e-4)
     with pytest.raises(Exception, match="without dropout|no dropout"):
         flex_attention(q.float(), k.float(), v.float(), enable_gqa=True, dropout_p=0.5)
+
+
+@pytest.mark.parametrize("compiles", [False, True])
+@pytest.mark.parametrize("depth", [16, 257])
+def test_gradients_of_small_tables_of_16_bits(depth, compiles):
+    """They are sums over thousands of scores."""
+    q, k, v = (torch.randn(1, 2, 64, depth) for _ in range(3))
+
+    def attend(table):
+        near = lambda s, b, h, i, j: s + table[(i - j).abs().clamp(max=2)]
+        return flex_attention(q, k, v, near, return_aux=AuxRequest(lse=True))[1].lse
+
+    run = torch.compile(attend, fullgraph=True, backend="aot_eager") if compiles else attend
+    want, got = (
+        torch.autograd.grad(run(table).sum(), table)[0].float()
+        for table in (torch.zeros(3, dtype=dtype, requires_grad=True) for dtype in (torch.float32, torch.bfloat16))
+    )
+    torch.testing.assert_close(got, want, rtol=2e-2, atol=0)
 
 
 @pytest.mark.parametrize("compiles", [False, True])

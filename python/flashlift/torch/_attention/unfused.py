@@ -7,7 +7,7 @@ flex_attention without torch.compile.
 
 import math
 from collections.abc import Callable
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 
@@ -73,5 +73,14 @@ def attend_unfused(
 def _over_plane(mod: Callable, prefix: tuple, arguments: tuple) -> torch.Tensor:
     for dims in ((None, None, None, 0), (None, None, 0, None), (None, 0, None, None), (0, None, None, None)):
         mod = torch.vmap(mod, in_dims=prefix + dims)
-    with IndexByTensors():
+    with _IndexInFloat32():
         return mod(*arguments)
+
+
+class _IndexInFloat32(IndexByTensors):
+    """The gradient of an element of 16 bits, which thousands of scores may read, would be summed in 16 bits."""
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        if func is torch.Tensor.__getitem__ and args[0].dtype in (torch.bfloat16, torch.float16):
+            return super().__torch_function__(func, types, (args[0].float(), args[1])).to(args[0].dtype)
+        return super().__torch_function__(func, types, args, kwargs)
