@@ -81,6 +81,15 @@ def test_unnormalized():
         )
 
 
+def test_sinks_of_all_heads_where_jax_promotes_nothing():
+    q, k, v, *_ = operands()
+    sinks = normal(2)
+    loss = lambda sinks: flash_attention(q, k, v, softmax_aux=sinks, normalize_output=False).sum()
+    with jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion("raise"):
+        strict = jax.grad(loss)(sinks)
+    np.testing.assert_allclose(strict, jax.grad(loss)(sinks), rtol=1e-5)
+
+
 @pytest.mark.parametrize("normalized", [True, False])
 def test_rows_without_keys(normalized):
     """The mean of all values, or their sum if nothing is divided."""

@@ -53,6 +53,15 @@ def test_mask_infos_stay_what_they_were_given_as():
     assert info.materialize_attention_mask().rules == ()
 
 
+def test_mask_infos_where_jax_promotes_nothing():
+    with jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion("raise"):
+        for info in infos():
+            kept = info.apply_kv_lengths(jnp.asarray([4, S]))
+            lazy = flash_attention(Q, K, V, mask_info=kept)
+            np.testing.assert_allclose(lazy, by_mask(kept.attention_mask), atol=1e-5)
+            assert kept.q_segment_ids.shape == (B, S)
+
+
 def left_alone():
     """MaskInfos for some queries and keys, and where these start in each batch."""
     whole = MaskInfo.from_segments(IDS).apply_causal(2)

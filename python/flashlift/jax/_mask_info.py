@@ -117,7 +117,7 @@ class MaskInfo:
             raise InvalidArgumentError(
                 f"attention_mask is {described(mask)}; expected booleans or integers in two to four dimensions"
             )
-        kept = (mask != 0) == mask_is_valid
+        kept = mask.astype(bool) == mask_is_valid
         if kept.ndim == 2:
             return cls.from_segments(padding(kept), None, q_positions, kv_positions, **axis_names)
         kept = kept[:, None] if kept.ndim == 3 else kept
@@ -149,7 +149,7 @@ class MaskInfo:
                         "before its start"
                     )
             start, end = array.reshape(-1, 2).T[..., None]
-            at = jnp.arange(length)
+            at = jnp.arange(length)[None]
             return padding((at >= start) & (at < end)), array.astype(jnp.int32)
 
         of_q, cu_q = ids("cu_seqlens_q", cu_seqlens_q, max_q_len)
@@ -269,7 +269,7 @@ class MaskInfo:
         if self._kv_segment_ids is None:
             kept = self._with(Rule("lengths", (), (lengths,)))
         else:
-            behind = jnp.arange(self._kv_segment_ids.shape[1]) >= lengths[:, None]
+            behind = jnp.arange(self._kv_segment_ids.shape[1])[None] >= lengths[:, None]
             kept = self.replace(kv_segment_ids=jnp.where(behind, -1, self._kv_segment_ids))
         if q_len is None or end_index is None:
             return kept
@@ -458,7 +458,7 @@ class MaskInfo:
             raise InvalidArgumentError("per_head is True; expected False: segments are the same for all heads")
         if self._q_segment_ids is not None and self._kv_segment_ids is not None:
             return self._q_segment_ids, self._kv_segment_ids
-        mask = self.attention_mask if self._attention_mask is None else self._attention_mask != 0
+        mask = self.attention_mask if self._attention_mask is None else self._attention_mask.astype(bool)
         return padding(mask.any((1, 3))), padding(mask.any((1, 2)))
 
     @property
@@ -545,7 +545,8 @@ class MaskInfo:
         q_len, kv_len = self._lengths()
         batch = self.batch_size or 1
         keep = keeps_by(self.rules)
-        kept = jnp.ones((batch, 1, q_len, kv_len), bool) if self._attention_mask is None else self._attention_mask != 0
+        mask = self._attention_mask
+        kept = jnp.ones((batch, 1, q_len, kv_len), bool) if mask is None else mask.astype(bool)
         if self._q_segment_ids is not None and self._kv_segment_ids is not None:
             kept &= self.get_qkv_masks()[2]
         if keep is None:

@@ -38,7 +38,7 @@ def plain(call: Call, *operands: jax.Array) -> list[jax.Array]:
     weights = jnp.where(kept, jnp.exp(jnp.where(kept, scores - largest, 0)), 0)
     total = jnp.sum(weights, axis=-1, keepdims=True)
     if sinks is not None:
-        shaped = sinks[None, :, None] if sinks.ndim == 2 else sinks
+        shaped = sinks[None, :, None] if sinks.ndim == 2 else sinks[None, None, None]
         total += jnp.sum(jnp.exp(shaped - largest), axis=-1, keepdims=True)
     total = jnp.where(is_empty, 1, total)
     out = _product("bhqk,bhkd->bhqd", weights, _seen(kept, 2, v)) + _infinities(kept, v)
