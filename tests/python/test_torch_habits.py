@@ -463,6 +463,35 @@ def test_a_mod_under_autocast_and_without():
     assert not torch.equal(results[0], results[1].float())
 
 
+@pytest.fixture
+def keeps_default_dtype():
+    kept = torch.get_default_dtype()
+    yield
+    torch.set_default_dtype(kept)
+
+
+@pytest.mark.parametrize(
+    "mod",
+    [
+        lambda s, b, h, i, j: s + j * 0.37,
+        lambda s, b, h, i, j: s + (i - j) / 7,
+        lambda s, b, h, i, j: s + torch.tensor([0.37, 0.61])[h % 2] * j,
+    ],
+    ids=["product", "quotient", "literal"],
+)
+def test_a_mod_under_another_default_dtype(keeps_default_dtype, mod):
+    """The type of a product of an integer and a float, for example."""
+    q, k, v = tensors()
+    results = []
+    for dtype in (torch.bfloat16, torch.float32, torch.bfloat16, torch.float32):
+        torch.set_default_dtype(dtype)
+        results.append(flex_attention(q, k, v, mod))
+    want = flex_attention(*(one.double() for one in (q, k, v)), mod)  # under float32
+    torch.testing.assert_close(results[1], want.float(), atol=1e-4, rtol=1e-4)
+    assert torch.equal(results[0], results[2]) and torch.equal(results[1], results[3])
+    assert not torch.equal(results[0], results[1])
+
+
 def test_numbers_of_numpy_as_results():
     q = torch.randn(1, 2, 5, 8)
     plain = flex_attention(q, q, q)

@@ -54,8 +54,8 @@ class Leaves(NamedTuple):
 def traced(mod: Callable, kind: str) -> tuple[Trace, Leaves]:
     """The trace of a mod, and the tensors and numbers that this function captures."""
     walk, structure = _walked(mod)
-    autocast = autocast_state()
-    key = (kind, structure, autocast)
+    types = autocast_state(), torch.get_default_dtype()  # in which a mod's own operations compute
+    key = (kind, structure, types)
     try:
         walks_wholly = key in _walked_wholly
     except TypeError:  # sizes that a graph leaves open are not hashable
@@ -63,7 +63,7 @@ def traced(mod: Callable, kind: str) -> tuple[Trace, Leaves]:
         return trace(mod, kind, walk.tensors), _leaves(walk, frozenset())
     if walks_wholly:
         walk, structure = _walked(mod, wholly=True)
-        return _traced(mod, kind, walk, ("wholly", kind, structure, autocast))
+        return _traced(mod, kind, walk, ("wholly", kind, structure, types))
     found, leaves = _traced(mod, kind, walk, key)
     if not found.reads_unknown:
         return found, leaves
