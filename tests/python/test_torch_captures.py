@@ -3,6 +3,7 @@
 import array
 import collections
 import contextvars
+import ctypes
 import dataclasses
 import enum
 import functools
@@ -53,6 +54,17 @@ class Delegate:
 
     def __getattr__(self, name):
         return self.__dict__["content"][name]
+
+
+class Strict:
+    # Raises other errors than AttributeError for a field that is not set.
+    __slots__ = ("a", "unset")
+
+    def __init__(self, a):
+        self.a = a
+
+    def __getattr__(self, name):
+        raise ValueError(name)
 
 
 class Callable:
@@ -113,6 +125,9 @@ HOLDERS = {
     "nested_helper": lambda x: by_getter([Plain(x)], lambda many: [one.a for one in many][0]),
     "vars": lambda x: by_getter(Plain(x), lambda one: vars(one)["a"]),
     "cached": lambda x: by_call(functools.lru_cache(lambda: x)),
+    "strict": lambda x: attribute(Strict(x)),
+    "c": lambda x: by_getter(ctypes.c_float(x), lambda one: one.value),
+    "c_array": lambda x: item((ctypes.c_double * 2)(x, 1)),
     "iterator": lambda x: by_call(lambda: next(iter([x]))),
     "partial": lambda x: functools.partial(functools.partial(lambda s, b, h, i, j, *, a, c: s * a + c, a=x), c=x),
 }
@@ -128,6 +143,18 @@ def assert_right(score_mod):
 def test_holders_of_a_number(name):
     for number in (0.5, 2.0, -1.25, 0.5):
         assert_right(HOLDERS[name](number))
+
+
+@torch.no_grad()
+def test_models_of_pydantic():
+    pydantic = pytest.importorskip("pydantic", reason="pydantic is not installed")
+    of_model = {"__annotations__": {"a": float}, "_hidden": pydantic.PrivateAttr(0.5), "twice": lambda self: 2 * self.a}
+    inner = type("Inner", (pydantic.BaseModel,), {**of_model, "__module__": __name__})
+    outer = type("Outer", (pydantic.BaseModel,), {"__annotations__": {"inner": inner}, "__module__": __name__})
+    model = outer(inner=inner(a=0.5))
+    for number in (0.5, 2.0, -1.25, 0.5):
+        model.inner.a, model.inner._hidden = number, number + 1
+        assert_right(lambda score, b, h, q, kv: score * model.inner.a + kv * model.inner._hidden + model.inner.twice())
 
 
 def with_functions(functions):

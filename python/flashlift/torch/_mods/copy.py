@@ -13,6 +13,7 @@ from flashlift.torch._mods.objects import (
     MAX_ITEMS,
     fields_of,
     globals_read,
+    has_dict,
     is_torchs_own,
     may_be_argument,
     slots_of,
@@ -63,7 +64,7 @@ class Copy:
         return value
 
     def _object(self, value: Any) -> Any:
-        if not hasattr(value, "__dict__"):
+        if not has_dict(value):
             return value
         copy = object.__new__(type(value))
         copy.__dict__.update(vars(value))

@@ -2,6 +2,8 @@
 
 import collections
 import collections.abc
+import contextlib
+import ctypes
 import dis
 import functools
 import itertools
@@ -17,6 +19,9 @@ import torch
 from flashlift.torch._program import LARGEST_ARGUMENT
 
 EXACT = (bool, complex, str, bytes, type(None), torch.dtype, torch.device)
+# Libraries whose functions are not visited. They read only fields of objects, which are visited anyway; pydantic's lead
+# to all that it knows of types.
+OF_FIELDS = ("torch", "pydantic")
 MAX_ITEMS = 1024  # of one captured list or dictionary
 # Types without fields whose objects never change. Other types without fields, such as numpy arrays, sets and iterators,
 # may have other contents in each call. So may objects of the types in CHANGING, even if a subclass adds fields.
@@ -26,7 +31,7 @@ UNCHANGING = (
     *(types.GetSetDescriptorType, types.MemberDescriptorType),
     *(torch.layout, torch.memory_format, torch.finfo, torch.iinfo),
 )
-CHANGING = (np.ndarray, set, collections.deque, collections.abc.Iterator)
+CHANGING = (np.ndarray, set, collections.deque, collections.abc.Iterator, *ctypes.Structure.__bases__)  # all of C
 # Special methods that only create, copy and print objects.
 _UNCALLED = frozenset(
     "__init__ __new__ __post_init__ __del__ __init_subclass__ __class_getitem__ __repr__ __str__ __dir__ __sizeof__ "
@@ -103,7 +108,7 @@ def modules_read(function: types.FunctionType) -> list[types.ModuleType]:
 @functools.lru_cache(maxsize=4096)
 def is_librarys(module: str) -> bool:
     top = module.split(".", 1)[0]
-    return top in sys.stdlib_module_names or top in ("torch", "numpy", "flashlift")
+    return top in sys.stdlib_module_names or top in ("numpy", "flashlift", *OF_FIELDS)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -148,7 +153,16 @@ def slots_of(value: Any) -> dict[str, Any]:
         for name, place in vars(base).items()
         if isinstance(place, types.MemberDescriptorType)
     }
-    return {name: place.__get__(value) for name, place in places.items() if hasattr(value, name)}
+    found = {}
+    for name, place in places.items():
+        with contextlib.suppress(AttributeError):  # is not set
+            found[name] = place.__get__(value)
+    return found
+
+
+def has_dict(value: Any) -> bool:
+    """Whether an object has a __dict__. Asks its type, since its own __getattr__ may raise any error."""
+    return type(value).__dictoffset__ != 0
 
 
 def own_part_of(kind: type) -> type:
@@ -183,7 +197,7 @@ def hooks_of(module: torch.nn.Module) -> list[Any]:
 
 
 def fields_of(value: Any) -> dict[str, Any]:
-    fields = dict(getattr(value, "__dict__", ())) | slots_of(value)
+    fields = (dict(value.__dict__) if has_dict(value) else {}) | slots_of(value)
     if isinstance(value, torch.nn.Module):
         own = {name: content for name, content in fields.items() if name not in _OF_MODULES}
         return own | value._parameters | value._buffers | value._modules

@@ -16,11 +16,13 @@ from flashlift.torch._mods.objects import (
     CHANGING,
     EXACT,
     MAX_ITEMS,
+    OF_FIELDS,
     UNCHANGING,
     distinguishes_tensors,
     extends_torchs_module,
     fields_of,
     globals_read,
+    has_dict,
     hooks_of,
     is_librarys,
     is_running,
@@ -149,7 +151,7 @@ class Walk:
                 return self._fixed(value.get(), names)
             except LookupError:
                 return None
-        has_fields = hasattr(value, "__dict__") or any("__slots__" in vars(base) for base in kind.__mro__)
+        has_fields = has_dict(value) or any("__slots__" in vars(base) for base in kind.__mro__)
         if has_fields and not isinstance(value, CHANGING):
             return self._object(value, names)
         self.changes = True
@@ -259,7 +261,7 @@ class Walk:
             return
         if not isinstance(member, types.FunctionType):
             parts.append((name, self._fixed(member, names)))
-        elif (member.__module__ or "").split(".")[0] != "torch":
+        elif (member.__module__ or "").split(".")[0] not in OF_FIELDS:
             parts.append((name, self._fixed(member, names, self._function)))
             named |= names_in(member.__code__)
 
