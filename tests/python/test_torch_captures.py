@@ -157,6 +157,28 @@ def test_models_of_pydantic():
         assert_right(lambda score, b, h, q, kv: score * model.inner.a + kv * model.inner._hidden + model.inner.twice())
 
 
+class Ways:
+    """Each class attribute leads to the next object by two ways."""
+
+    def __init__(self, depth, a=None):
+        self.a = a
+        kind = type("Way", (Ways,), {"one": Ways(depth - 1), "other": None}) if depth else Ways
+        if depth:
+            kind.other = kind.one
+        self.__class__ = kind
+
+    def total(self):
+        return self.a if self.a is not None else self.one.total() + self.other.total()
+
+
+@torch.no_grad()
+def test_what_many_ways_lead_to_is_visited_once():
+    holder = Ways(40, 0.5)
+    for number in (0.5, 2.0, 0.5):
+        holder.a = number
+        assert_right(lambda score, b, h, q, kv: score * holder.total())
+
+
 def with_functions(functions):
     return lambda score, b, h, q, kv: functions[0](score)
 

@@ -71,6 +71,7 @@ class Walk:
         self.fields: dict[int, list[str]] = {}  # by the identity of each object: the attributes that were looked up
         self._wholly = wholly
         self._places: dict[int, int] = {}
+        self._visited: dict[tuple[int, frozenset[str] | None], tuple[int, Any]] = {}
         # What is being visited, by its identity: its depth, and whether its numbers may become arguments.
         self._open: dict[int, tuple[int, bool]] = {}
         self._in_fixed = 0
@@ -91,11 +92,24 @@ class Walk:
             depth, is_copied = found
             self.is_cyclic |= is_copied
             return ("again", depth)
+        if self._in_fixed:
+            seen = self._seen(value, names)
+            if seen is not None:
+                return seen
         self._open[id(value)] = (len(self._open), not self._in_fixed)
         try:
             return self._composite(value, names)
         finally:
             del self._open[id(value)]
+
+    def _seen(self, value: Any, names: frozenset[str] | None) -> Hashable:
+        """Whether something without arguments was visited before, for these names. Without this, objects and functions
+        that many ways lead to, such as a library's, would be visited once for each way."""
+        found = self._visited.get((id(value), names))
+        if found is None:
+            self._visited[id(value), names] = (len(self._visited), value)  # kept alive
+            return None
+        return ("seen", found[0])
 
     def _tensor(self, tensor: torch.Tensor, names: frozenset[str]) -> Hashable:
         place = self._places.get(id(tensor))
@@ -169,6 +183,10 @@ class Walk:
         code = function.__code__
         if is_torchs_own(function):
             return code
+        if self._in_fixed:
+            seen = self._seen(function, None)
+            if seen is not None:
+                return seen
         names = names_in(code)
         self.met |= names
         self.distinguishes_tensors |= distinguishes_tensors(code)
