@@ -18,6 +18,7 @@ import pytest
 import torch
 import torch.nn.attention.flex_attention as theirs
 from flashlift.torch import flex_attention
+from flashlift.torch._mods import walk
 from test_torch_flex import unfused
 
 
@@ -177,6 +178,29 @@ def test_what_many_ways_lead_to_is_visited_once():
     for number in (0.5, 2.0, 0.5):
         holder.a = number
         assert_right(lambda score, b, h, q, kv: score * holder.total())
+
+
+class Part:
+    def __init__(self, a):
+        self.a = a
+
+
+def test_a_mod_that_leads_to_very_much():
+    owner = Part({i: [Part(i), Part(-i)] for i in range(700)})
+    owner.bias, owner.factor = torch.nn.Parameter(torch.randn(20)), 0.5
+    q, k, v = torch.randn(3, 1, 2, 20, 8)
+
+    def mod(score, b, h, q, kv):
+        return score * owner.a[3][0].a + owner.bias[kv] * owner.factor
+
+    with pytest.raises(walk.TooLarge):
+        walk.Walk().of(mod, frozenset())
+    for number in (0.5, 2.0, -1.25):
+        owner.a[3][0].a, owner.factor = number, number + 1
+        out, expected = flex_attention(q, k, v, mod), unfused(q, k, v, mod)[0]
+        torch.testing.assert_close(out, expected, atol=1e-5, rtol=1e-5)
+        got, wanted = (torch.autograd.grad(one.square().sum(), owner.bias) for one in (out, expected))
+        torch.testing.assert_close(got, wanted, atol=1e-4, rtol=1e-4)
 
 
 def with_functions(functions):

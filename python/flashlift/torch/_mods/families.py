@@ -9,7 +9,7 @@ import torch
 
 from flashlift.torch._internals import autocast_state, disable_transforms
 from flashlift.torch._mods.copy import Copy
-from flashlift.torch._mods.walk import Walk
+from flashlift.torch._mods.walk import TooLarge, Walk
 from flashlift.torch._trace import Trace, as_tensor, trace
 
 _CAPACITY = 1024  # structures
@@ -53,6 +53,14 @@ class Leaves(NamedTuple):
 
 def traced(mod: Callable, kind: str) -> tuple[Trace, Leaves]:
     """The trace of a mod, and the tensors and numbers that this function captures."""
+    try:
+        return _traced_by_walk(mod, kind)
+    except TooLarge:  # traced in every call; the first trace finds the tensors
+        leaves = trace(mod, kind, []).unknown
+        return trace(mod, kind, leaves), Leaves(leaves)
+
+
+def _traced_by_walk(mod: Callable, kind: str) -> tuple[Trace, Leaves]:
     walk, structure = _walked(mod)
     types = autocast_state(), torch.get_default_dtype()  # in which a mod's own operations compute
     key = (kind, structure, types)
@@ -72,7 +80,7 @@ def traced(mod: Callable, kind: str) -> tuple[Trace, Leaves]:
         _walked_wholly[key] = None
         if len(_walked_wholly) > _CAPACITY:
             _walked_wholly.popitem(last=False)
-    return traced(mod, kind)
+    return _traced_by_walk(mod, kind)
 
 
 def _walked(mod: Callable, wholly: bool = False) -> tuple[Walk, Hashable]:

@@ -52,6 +52,13 @@ class _Identity:
         return isinstance(other, _Identity) and self.value is other.value
 
 
+_LARGEST = 1000  # functions and objects of one walk: some 50 ms
+
+
+class TooLarge(Exception):
+    """A function leads to more than a walk visits, for example to a model whose library's functions it names."""
+
+
 class Walk:
     """One pass over all that a function captures. Of an object, it visits only attributes that a function names, unless
     the object is needed as a whole."""
@@ -75,6 +82,7 @@ class Walk:
         # What is being visited, by its identity: its depth, and whether its numbers may become arguments.
         self._open: dict[int, tuple[int, bool]] = {}
         self._in_fixed = 0
+        self._left = _LARGEST
 
     def of(self, value: Any, names: frozenset[str]) -> Hashable:
         kind = type(value)
@@ -96,6 +104,9 @@ class Walk:
             seen = self._seen(value, names)
             if seen is not None:
                 return seen
+        self._left -= 1
+        if self._left < 0:
+            raise TooLarge
         self._open[id(value)] = (len(self._open), not self._in_fixed)
         try:
             return self._composite(value, names)

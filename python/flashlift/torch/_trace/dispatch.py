@@ -34,7 +34,7 @@ class Dispatch(TorchDispatchMode):
             recording.keep(args[0])
         if recording.has_gradient and not torch.is_grad_enabled():
             recording.autograd_function = recording.autograd_function or running_autograd_function()
-        recording.reads_unknown |= any(map(recording.is_unknown, tensors))
+        recording.note_unknown(tensors)
         if not any(map(recording.is_traced, tensors)):
             return self._run_now(func, args, kwargs, tensors)
         if any(map(recording.is_number, tensors)):

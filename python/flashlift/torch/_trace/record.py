@@ -67,13 +67,17 @@ class Trace:
     depends_on_sizes: bool = False
     # The name of a torch.autograd.Function in it, whose own backward function is not part of the program.
     autograd_function: str | None = None
-    # Whether it contains tensors that are neither leaves nor created by the mod: they may differ in another function.
-    reads_unknown: bool = False
+    # Tensors that the mod reads and that are neither leaves nor created by it: they may differ in another function.
+    unknown: list[torch.Tensor] = field(default_factory=list)
     # Indices that depend on coordinates and numbers only, with the sizes of the dimensions that they index.
     read_at: list[tuple[Node, SizeOf | int]] = field(default_factory=list)
     numbers_read_at: list[int] = field(default_factory=list)  # the captures that are numbers within these
     _in_range: set[tuple] = field(default_factory=set)  # sizes and numbers for which all of these are in range
     _texts: dict[tuple, tuple[str, list[Source]]] = field(default_factory=dict)
+
+    @property
+    def reads_unknown(self) -> bool:
+        return bool(self.unknown)
 
     def program(self, bounds: Bounds) -> tuple[str, list[Source]]:
         """The program's text for these sizes, and the sources of the tensors that it reads."""

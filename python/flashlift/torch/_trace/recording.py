@@ -1,7 +1,7 @@
 """What is recorded while a mod runs: which tensor stands for which value, and what the program reads."""
 
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -54,7 +54,7 @@ class Recording:
         self.read_at: dict[tuple[Node, SizeOf | int], None] = {}
         self.numbers_read_at: list[int] = []  # captures that are numbers within these indices
         self._reaches = Reaches(dict.fromkeys(("b", "h", "q", "kv"), 1), self._number_of_index)
-        self.reads_unknown = False
+        self.unknown: list[torch.Tensor] = []  # that the mod reads
         self._made: set[int] = set()  # identities of tensors that the mod creates without operands
         self._wrapped = wrapped
         self.autograd_function: str | None = None
@@ -101,6 +101,10 @@ class Recording:
     def is_unknown(self, tensor: torch.Tensor) -> bool:
         return not any(id(tensor) in known for known in (self._values, self._slots, self._made))
 
+    def note_unknown(self, tensors: Iterable[torch.Tensor]) -> None:
+        read = (self._wrapped.get(id(one), one) for one in tensors if self.is_unknown(one))
+        self.unknown += [one for one in read if not any(one is known for known in self.unknown)]
+
     def value_of(self, tensor: torch.Tensor) -> Value:
         """The value that a tensor stands for: a traced tensor's own value; any other tensor is captured, or a
         constant."""
@@ -108,7 +112,7 @@ class Recording:
         if found is not None:
             return found
         slot = self._slots.get(id(tensor))
-        self.reads_unknown |= self.is_unknown(tensor)
+        self.note_unknown([tensor])
         wrapped = self._wrapped.get(id(tensor))
         if slot is None and wrapped is None and tensor.dim() == 0:
             if self.is_unknown(tensor) and type(tensor) not in (torch.Tensor, torch.nn.Parameter):

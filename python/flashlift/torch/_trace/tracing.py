@@ -81,7 +81,7 @@ def trace(
         recording.prelude,
         recording.depends_on_sizes,
         recording.autograd_function if kind == "score_mod" else None,
-        recording.reads_unknown,
+        recording.unknown,
         list(recording.read_at),
         recording.numbers_read_at,
     )
