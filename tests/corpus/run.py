@@ -32,7 +32,7 @@ from jax._src.lib.mlir import ir
 ROOT = Path(__file__).resolve().parents[2]
 FORMS = ("module.mlir", "module.generic.mlir")
 MODES = ("read", "custom_call", "gradients", "composite")
-PASSES = ["inline", "inline_composites", "remove_dead_code", "merge_equal", "remove_dead_code"]
+PASSES = ["inline", "inline_composites", "remove_dead_code"]
 
 
 def generic_text(text):

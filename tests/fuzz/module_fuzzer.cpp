@@ -12,7 +12,6 @@ void check_normalization(const stablehlo::Module& module) {
   if (!stablehlo::inline_calls(copy).ok() || !stablehlo::inline_composites(copy).ok()) {
     return;
   }
-  stablehlo::merge_equal_operations(copy);
   stablehlo::remove_dead_code(copy);
   const std::string printed = copy.print();
   require(stablehlo::Module::parse(printed).ok(), "the normalised module is read back", printed);

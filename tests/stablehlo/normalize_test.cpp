@@ -163,32 +163,5 @@ TEST(Normalize, KeepsWhatHasEffects) {
   EXPECT_EQ(count(module, "stablehlo.negate"), 0);
 }
 
-TEST(Normalize, MergesEqualOperations) {
-  Module module = read(in_main("%x: tensor<4x6xf32>, %c: tensor<i32>", "tensor<4xf32>", R"(
-    %z = stablehlo.constant dense<0.0> : tensor<f32>
-    %y = stablehlo.constant dense<0.0> : tensor<f32>
-    %o = stablehlo.constant dense<1.0> : tensor<f32>
-    %a = stablehlo.reduce(%x init: %z) applies stablehlo.add across dimensions = [1] : (tensor<4x6xf32>, tensor<f32>) -> tensor<4xf32>
-    %b = stablehlo.reduce(%x init: %y) applies stablehlo.add across dimensions = [1] : (tensor<4x6xf32>, tensor<f32>) -> tensor<4xf32>
-    %m = stablehlo.reduce(%x init: %y) applies stablehlo.maximum across dimensions = [1] : (tensor<4x6xf32>, tensor<f32>) -> tensor<4xf32>
-    %s = stablehlo.add %a, %b : tensor<4xf32>
-    %d = "stablehlo.case"(%c) ({
-      %n = stablehlo.add %a, %b : tensor<4xf32>
-      %k = stablehlo.negate %n : tensor<4xf32>
-      stablehlo.return %k : tensor<4xf32>
-    }, {
-      %k = stablehlo.negate %m : tensor<4xf32>
-      stablehlo.return %k : tensor<4xf32>
-    }) : (tensor<i32>) -> tensor<4xf32>
-    %e = stablehlo.add %s, %d : tensor<4xf32>
-    return %e : tensor<4xf32>)"));
-  merge_equal_operations(module);
-  EXPECT_EQ(count(module, "stablehlo.constant"), 2);
-  EXPECT_EQ(count(module, "stablehlo.reduce"), 2);
-  EXPECT_EQ(count(module, "stablehlo.negate"), 2);  // neither branch may use the other's
-  const std::string printed = module.print();
-  EXPECT_EQ(read(printed).print(), printed);
-}
-
 }  // namespace
 }  // namespace flashlift::stablehlo

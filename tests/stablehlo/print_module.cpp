@@ -1,7 +1,7 @@
 // Reads a StableHLO module, applies passes in the order in which they are named, and prints the module: for tests that
 // compare with what JAX and XLA make of it.
 //
-//     print_module FILE [inline | inline_composites | remove_dead_code | merge_equal]... [emit=FORM]
+//     print_module FILE [inline | inline_composites | remove_dead_code]... [emit=FORM]
 //
 // FORM as for `flashlift fuse --emit`; text without it.
 #include <cstdio>
@@ -25,9 +25,6 @@ Status apply(Module& module, std::string_view pass) {
   }
   if (pass == "remove_dead_code") {
     return remove_dead_code(module), Status();
-  }
-  if (pass == "merge_equal") {
-    return merge_equal_operations(module), Status();
   }
   return invalid_argument("there is no pass '{}'", pass);
 }

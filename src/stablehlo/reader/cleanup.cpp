@@ -1,11 +1,7 @@
 #include "llvm/ADT/DenseMap.h"
-#include "llvm/ADT/ScopedHashTable.h"
 #include "llvm/ADT/StringExtras.h"
 #include "llvm/ADT/StringSet.h"
-#include "llvm/Support/Allocator.h"
-#include "llvm/Support/RecyclingAllocator.h"
 #include "mlir/Dialect/Func/IR/FuncOps.h"
-#include "mlir/IR/OperationSupport.h"
 #include "mlir/Interfaces/SideEffectInterfaces.h"
 #include "stablehlo/reader/normalize.h"
 #include "stablehlo/reader/ops.h"
@@ -101,49 +97,6 @@ void remove_unused_functions(mlir::ModuleOp module) {
   }
 }
 
-// Compares operations by what they compute, not by their position.
-struct EquivalentOperations : llvm::DenseMapInfo<mlir::Operation*> {
-  static unsigned getHashValue(const mlir::Operation* op) {
-    return mlir::OperationEquivalence::computeHash(
-        const_cast<mlir::Operation*>(op), mlir::OperationEquivalence::directHashValue,
-        mlir::OperationEquivalence::ignoreHashValue, mlir::OperationEquivalence::IgnoreLocations);
-  }
-  static bool isEqual(const mlir::Operation* lhs, const mlir::Operation* rhs) {
-    if (lhs == rhs) {
-      return true;
-    }
-    if (lhs == getTombstoneKey() || lhs == getEmptyKey() || rhs == getTombstoneKey() || rhs == getEmptyKey()) {
-      return false;
-    }
-    return mlir::OperationEquivalence::isEquivalentTo(const_cast<mlir::Operation*>(lhs),
-                                                      const_cast<mlir::Operation*>(rhs),
-                                                      mlir::OperationEquivalence::IgnoreLocations);
-  }
-};
-
-using Allocator =
-    llvm::RecyclingAllocator<llvm::BumpPtrAllocator, llvm::ScopedHashTableVal<mlir::Operation*, mlir::Operation*>>;
-using Table = llvm::ScopedHashTable<mlir::Operation*, mlir::Operation*, EquivalentOperations, Allocator>;
-
-void merge_equal(mlir::Block& block, Table& table) {
-  const Table::ScopeTy scope(table);
-  for (mlir::Operation& op : llvm::make_early_inc_range(block)) {
-    if (op.getNumResults() > 0 && is_removable(&op)) {
-      if (mlir::Operation* known = table.lookup(&op)) {
-        op.replaceAllUsesWith(known);
-        op.erase();
-        continue;
-      }
-      table.insert(&op, &op);
-    }
-    for (mlir::Region& region : op.getRegions()) {
-      for (mlir::Block& inner : region) {
-        merge_equal(inner, table);
-      }
-    }
-  }
-}
-
 }  // namespace
 
 void remove_dead_code(Module& module) {
@@ -151,15 +104,6 @@ void remove_dead_code(Module& module) {
   remove_unused(*module.op().getBody());
   // The removed operations may have been the last to name a function.
   remove_unused_functions(module.op());
-}
-
-void merge_equal_operations(Module& module) {
-  for (FuncOp function : module.op().getOps<FuncOp>()) {
-    if (!function.isExternal()) {
-      Table table;
-      merge_equal(function.getBody().front(), table);
-    }
-  }
 }
 
 }  // namespace flashlift::stablehlo

@@ -27,8 +27,4 @@ Status inline_composites(Module& module, const std::function<bool(mlir::Operatio
 // Removes operations whose results are unused, and private functions that are never named.
 void remove_dead_code(Module& module);
 
-// Merges equal operations on equal operands, mostly constants, iotas and broadcasts, but also reductions. An operation
-// inside a region may be replaced by one outside.
-void merge_equal_operations(Module& module);
-
 }  // namespace flashlift::stablehlo
