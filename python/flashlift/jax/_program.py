@@ -185,12 +185,11 @@ def _constant(text: str) -> jax.Array:
 
 def _loaded(tensor: jax.Array, indices: Sequence[jax.Array]) -> jax.Array:
     clamped = tuple(jnp.clip(index, 0, size - 1) for index, size in zip(indices, tensor.shape, strict=True))
-    if jnp.issubdtype(tensor.dtype, jnp.floating):
+    is_float = jnp.issubdtype(tensor.dtype, jnp.floating)
+    if is_float:
         tensor = tensor.astype(jnp.float32)  # before it is indexed: the gradient of an element is a sum of many terms
     element = tensor[clamped] if clamped else tensor
-    if jnp.issubdtype(tensor.dtype, jnp.floating):
-        return element
-    if tensor.dtype == jnp.bool_ or tensor.dtype.itemsize == 8:
+    if is_float or tensor.dtype == jnp.bool_ or tensor.dtype.itemsize == 8:
         return element
     return element.astype(jnp.int32)
 

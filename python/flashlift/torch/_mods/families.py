@@ -56,8 +56,9 @@ def traced(mod: Callable, kind: str) -> tuple[Trace, Leaves]:
     try:
         return _traced_by_walk(mod, kind)
     except TooLarge:  # traced in every call; the first trace finds the tensors
-        leaves = trace(mod, kind, []).unknown
-        return trace(mod, kind, leaves), Leaves(leaves)
+        first = trace(mod, kind, [])
+        leaves = first.unknown
+        return trace(mod, kind, leaves) if leaves else first, Leaves(leaves)
 
 
 def _traced_by_walk(mod: Callable, kind: str) -> tuple[Trace, Leaves]:

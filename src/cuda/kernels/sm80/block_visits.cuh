@@ -22,8 +22,8 @@ class BlockVisits {
   static constexpr int kBytes = FL_VISITS_BYTES;
   static_assert(!FL_FINDS_VISITS || sizeof(Memory) <= kBytes, "the host reserves less shared memory for visits");
 
-  // Finds all visits, and the first. Called by all threads: each warp finds them itself, so that none waits for another.
-  // What shared memory has may be read behind a barrier.
+  // Finds all visits, and the first. Called by all threads: each warp finds them itself, so that none waits for
+  // another. What shared memory has may be read behind a barrier.
   __device__ __forceinline__ BlockVisits(const ForwardParams& params, const QueryTile& tile, void* memory)
       : memory_(*static_cast<Memory*>(memory)) {
     const Visits visits = find_visits(params, tile);
@@ -106,7 +106,8 @@ class BlockVisits {
     return (tile.end_kv_tile - tile.first_kv_tile + 31) / 32 * 32;
   }
 
-  // The group before `first` that has visits, of partial or of full tiles. remembered(i): the bits of tiles 32i and later.
+  // The group before `first` that has visits, of partial or of full tiles. remembered(i): the bits of the 32 tiles from
+  // 32i on.
   template <typename Remembered>
   static __device__ __forceinline__ Group group_before(const ForwardParams& params, const QueryTile& tile, int first,
                                                        bool partial, const Remembered& remembered) {

@@ -204,6 +204,7 @@ __device__ __noinline__ void copy_part_of_keys(u32 tile, const void* tensor, con
   copy_part<kThreads, kRows, kColumns, FL_PAGE_SIZE != 0>(tile, from, row_at);
 }
 
+// In one instruction; by casts, the compiler would multiply in 64 bits.
 __device__ __forceinline__ long long wide_product(int x, int y) {
   long long product;
   asm("mul.wide.s32 %0, %1, %2;" : "=l"(product) : "r"(x), "r"(y));
@@ -232,8 +233,8 @@ __device__ __forceinline__ void copy_whole_panels(u32 panel, const InputElement*
   }
 }
 
-// kRows keys or values from `kv` on. first: head.first(params), which a loop need not compute again. Rows that consist of
-// vectors are less than 2^31 elements apart: these addresses took a tenth of a round's instructions with 64 bits.
+// kRows keys or values from `kv` on. first: head.first(params), which a loop need not compute again. Rows that consist
+// of vectors are fewer than 2^31 elements apart: with 64 bits, these addresses took a tenth of a round's instructions.
 template <int kThreads, int kRows, int kColumns>
 __device__ __forceinline__ void copy_keys(u32 tile, const HeadRows& head, const InputElement* first,
                                           const ForwardParams& params, int kv) {
