@@ -6,17 +6,38 @@
 #include "support/rounding.h"
 
 namespace flashlift::cuda {
+namespace {
+
+bool is_narrow(const ForwardConfig& config) {
+  constexpr int kNarrow = 64;
+  return std::max(config.head_dim, config.value_dim) <= kNarrow;
+}
+
+// How many of a section's blocks there are for each multiprocessor, as measured (docs/lessons/cuda_forward.md).
+int64_t blocks_per_multiprocessor(const HeadGroups& heads, const ForwardConfig& config) {
+  if (config.kind == KernelKind::kPortable) {
+    // Heads of few blocks read memory all the time: of those, no more than a quarter as many as multiprocessors.
+    constexpr int64_t kHeads = 4;
+    const int64_t most = is_narrow(config) || config.blocks > 2 ? 4 : 2;
+    return std::clamp<int64_t>(heads.blocks / kHeads, 1, most);
+  }
+  constexpr int kMedium = 96;
+  constexpr int kWide = 128;
+  constexpr int64_t kLongHead = 64;  // in blocks
+  const int columns = std::max(config.head_dim, config.value_dim);
+  const bool long_heads = columns <= kWide && !config.has_score_mod && heads.blocks >= kLongHead;
+  return columns <= kMedium || long_heads ? 3 : 1;
+}
+
+}  // namespace
 
 int64_t groups_per_section(const HeadGroups& heads, const ForwardConfig& config, const Device& device) {
-  constexpr int kNarrow = 64;
-  const bool narrow = std::max(config.head_dim, config.value_dim) <= kNarrow;
-  if (!config.has_mask_mod && !narrow) {
+  if (!config.has_mask_mod && !is_narrow(config)) {
     return 1;
   }
-  int64_t together = device.l2_bytes / std::max<int64_t>(heads.bytes, 1);
-  if (!narrow) {
-    together = std::min<int64_t>(together, device.multiprocessors / std::max<int64_t>(heads.blocks, 1));
-  }
+  const int64_t cached = device.l2_bytes / std::max<int64_t>(heads.bytes, 1);
+  const int64_t blocks = blocks_per_multiprocessor(heads, config) * device.multiprocessors;
+  const int64_t together = std::min(cached, blocks / std::max<int64_t>(heads.blocks, 1));
   const int64_t sections = divide_up(heads.groups, std::max<int64_t>(together, 1));
   return divide_up(heads.groups, std::max<int64_t>(sections, 1));
 }

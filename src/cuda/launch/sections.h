@@ -16,8 +16,8 @@ struct HeadGroups {
 // The number of heads to schedule together, in sections of equal size: a small last section would leave multiprocessors
 // idle at the end. Heads that share keys stay together. The longest tiles of a section come first, so that they end
 // together. Its data is read from memory all at once: therefore a section has no more heads than fit into the L2 cache,
-// and under a mask only as many as occupy all multiprocessors once. If all tiles have the same length, one head after
-// the other is better. (Neither effect was seen for narrow heads: docs/lessons.)
+// and only as many as have one to four blocks for each multiprocessor, by the kernel. If all tiles of wide heads have
+// the same length, one head after the other is better. (Measured: docs/lessons/cuda_forward.md.)
 int64_t groups_per_section(const HeadGroups& heads, const ForwardConfig& config, const Device& device);
 
 // The order in which blocks process the key tiles of the fused backward kernel if nothing is masked
