@@ -10,6 +10,46 @@ namespace {
 
 constexpr int kH100 = 132;
 
+TEST(Sections, HaveAsManyBlocksAsRunAtOnce) {
+  const Device h100 = {.multiprocessors = kH100, .l2_bytes = 50 << 20};
+  struct Row {
+    KernelKind kind;
+    int depth, blocks;  // of the problem, and those that share a multiprocessor
+    bool masks;
+    int64_t heads, length, query_tile;
+    int64_t expected;
+  };
+  const KernelKind portable = KernelKind::kPortable;
+  const KernelKind hopper = KernelKind::kHopper;
+  for (const Row& row : {
+           // One head after the other, but narrow ones.
+           Row{portable, 128, 2, false, 64, 4096, 128, 1}, Row{hopper, 128, 0, false, 64, 4096, 128, 1},
+           Row{portable, 64, 2, false, 128, 4096, 128, 16}, Row{hopper, 64, 0, false, 128, 4096, 192, 16},
+           // Two blocks for each multiprocessor, or four.
+           Row{portable, 128, 2, true, 64, 4096, 128, 8}, Row{portable, 96, 2, true, 16, 16384, 128, 2},
+           Row{portable, 192, 3, true, 64, 4096, 64, 8}, Row{portable, 64, 2, true, 128, 4096, 128, 16},
+           // Short heads have one.
+           Row{portable, 128, 2, true, 1024, 256, 128, 64},
+           // Of Hopper's kernel one, or three.
+           Row{hopper, 128, 0, true, 64, 4096, 128, 4}, Row{hopper, 256, 0, true, 32, 4096, 128, 4},
+           Row{hopper, 96, 0, true, 64, 4096, 128, 11}, Row{hopper, 128, 0, true, 16, 16384, 128, 3},
+           // No more heads than fit into the L2 cache, and than there are.
+           Row{portable, 64, 2, true, 64, 32768, 8192, 6}, Row{portable, 128, 2, true, 3, 4096, 128, 3},
+           Row{portable, 128, 2, true, 0, 4096, 128, 0}, Row{portable, 128, 2, true, 4, 0, 128, 4},
+       }) {
+    const ForwardConfig config = {.kind = row.kind,
+                                  .head_dim = row.depth,
+                                  .value_dim = row.depth,
+                                  .blocks = row.blocks,
+                                  .has_mask_mod = row.masks};
+    const HeadGroups heads = {.groups = row.heads,
+                              .bytes = row.length * row.depth * 4,
+                              .blocks = (row.length + row.query_tile - 1) / row.query_tile};
+    EXPECT_EQ(groups_per_section(heads, config, h100), row.expected)
+        << row.depth << " " << row.heads << " " << row.length;
+  }
+}
+
 TEST(Rings, OccupyTheGpu) {
   struct Row {
     int64_t heads, q_len, kv_len;
