@@ -23,19 +23,27 @@ TEST(Sections, HaveAsManyBlocksAsRunAtOnce) {
   const KernelKind hopper = KernelKind::kHopper;
   for (const Row& row : {
            // One head after the other, but narrow ones.
-           Row{portable, 128, 2, false, 64, 4096, 128, 1}, Row{hopper, 128, 0, false, 64, 4096, 128, 1},
-           Row{portable, 64, 2, false, 128, 4096, 128, 16}, Row{hopper, 64, 0, false, 128, 4096, 192, 16},
+           Row{portable, 128, 2, false, 64, 4096, 128, 1},
+           Row{hopper, 128, 0, false, 64, 4096, 128, 1},
+           Row{portable, 64, 2, false, 128, 4096, 128, 16},
+           Row{hopper, 64, 0, false, 128, 4096, 192, 16},
            // Two blocks for each multiprocessor, or four.
-           Row{portable, 128, 2, true, 64, 4096, 128, 8}, Row{portable, 96, 2, true, 16, 16384, 128, 2},
-           Row{portable, 192, 3, true, 64, 4096, 64, 8}, Row{portable, 64, 2, true, 128, 4096, 128, 16},
+           Row{portable, 128, 2, true, 64, 4096, 128, 8},
+           Row{portable, 96, 2, true, 16, 16384, 128, 2},
+           Row{portable, 192, 3, true, 64, 4096, 64, 8},
+           Row{portable, 64, 2, true, 128, 4096, 128, 16},
            // Short heads have one.
            Row{portable, 128, 2, true, 1024, 256, 128, 64},
            // Of Hopper's kernel one, or three.
-           Row{hopper, 128, 0, true, 64, 4096, 128, 4}, Row{hopper, 256, 0, true, 32, 4096, 128, 4},
-           Row{hopper, 96, 0, true, 64, 4096, 128, 11}, Row{hopper, 128, 0, true, 16, 16384, 128, 3},
+           Row{hopper, 128, 0, true, 64, 4096, 128, 4},
+           Row{hopper, 256, 0, true, 32, 4096, 128, 4},
+           Row{hopper, 96, 0, true, 64, 4096, 128, 11},
+           Row{hopper, 128, 0, true, 16, 16384, 128, 3},
            // No more heads than fit into the L2 cache, and than there are.
-           Row{portable, 64, 2, true, 64, 32768, 8192, 6}, Row{portable, 128, 2, true, 3, 4096, 128, 3},
-           Row{portable, 128, 2, true, 0, 4096, 128, 0}, Row{portable, 128, 2, true, 4, 0, 128, 4},
+           Row{portable, 64, 2, true, 64, 32768, 8192, 6},
+           Row{portable, 128, 2, true, 3, 4096, 128, 3},
+           Row{portable, 128, 2, true, 0, 4096, 128, 0},
+           Row{portable, 128, 2, true, 4, 0, 128, 4},
        }) {
     const ForwardConfig config = {.kind = row.kind,
                                   .head_dim = row.depth,
