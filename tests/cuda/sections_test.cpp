@@ -16,7 +16,8 @@ TEST(Sections, HaveAsManyBlocksAsRunAtOnce) {
     KernelKind kind;
     int depth, blocks;  // of the problem, and those that share a multiprocessor
     bool masks;
-    int64_t heads, length, query_tile;
+    int64_t heads, length;
+    int query_tile;
     int64_t expected;
   };
   const KernelKind portable = KernelKind::kPortable;
@@ -37,8 +38,8 @@ TEST(Sections, HaveAsManyBlocksAsRunAtOnce) {
            // Of Hopper's kernel one, or three.
            Row{hopper, 128, 0, true, 64, 4096, 128, 4},
            Row{hopper, 256, 0, true, 32, 4096, 128, 4},
-           Row{hopper, 96, 0, true, 64, 4096, 128, 11},
-           Row{hopper, 128, 0, true, 16, 16384, 128, 3},
+           Row{hopper, 96, 0, true, 64, 4096, 192, 16},
+           Row{hopper, 128, 0, true, 32, 8192, 192, 8},
            // No more heads than fit into the L2 cache, and than there are.
            Row{portable, 64, 2, true, 64, 32768, 8192, 6},
            Row{portable, 128, 2, true, 3, 4096, 128, 3},
@@ -48,6 +49,7 @@ TEST(Sections, HaveAsManyBlocksAsRunAtOnce) {
     const ForwardConfig config = {.kind = row.kind,
                                   .head_dim = row.depth,
                                   .value_dim = row.depth,
+                                  .q_tile = row.query_tile,
                                   .blocks = row.blocks,
                                   .has_mask_mod = row.masks};
     const HeadGroups heads = {.groups = row.heads,

@@ -21,12 +21,8 @@ int64_t blocks_per_multiprocessor(const HeadGroups& heads, const ForwardConfig& 
     const int64_t most = is_narrow(config) || config.blocks > 2 ? 4 : 2;
     return std::clamp<int64_t>(heads.blocks / kHeads, 1, most);
   }
-  constexpr int kMedium = 96;
-  constexpr int kWide = 128;
-  constexpr int64_t kLongHead = 64;  // in blocks
-  const int columns = std::max(config.head_dim, config.value_dim);
-  const bool long_heads = columns <= kWide && !config.has_score_mod && heads.blocks >= kLongHead;
-  return columns <= kMedium || long_heads ? 3 : 1;
+  constexpr int kLargeTile = 128;
+  return is_narrow(config) || config.q_tile > kLargeTile ? 3 : 1;
 }
 
 }  // namespace
