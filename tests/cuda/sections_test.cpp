@@ -47,6 +47,7 @@ TEST(Sections, HaveAsManyBlocksAsRunAtOnce) {
            Row{portable, 128, 2, true, 4, 0, 128, 4},
        }) {
     const ForwardConfig config = {.kind = row.kind,
+                                  .dtype = DType::kBF16,
                                   .head_dim = row.depth,
                                   .value_dim = row.depth,
                                   .q_tile = row.query_tile,

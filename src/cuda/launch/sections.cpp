@@ -15,6 +15,9 @@ bool is_narrow(const ForwardConfig& config) {
 
 // How many of a section's blocks there are for each multiprocessor, as measured (docs/lessons/cuda_forward.md).
 int64_t blocks_per_multiprocessor(const HeadGroups& heads, const ForwardConfig& config) {
+  if (config.kind == KernelKind::kPortable && config.dtype == DType::kF32) {
+    return is_narrow(config) ? 8 : 1;
+  }
   if (config.kind == KernelKind::kPortable) {
     // Heads of few blocks read memory all the time: of those, no more than a quarter as many as multiprocessors.
     constexpr int64_t kHeads = 4;
