@@ -55,7 +55,7 @@ PLOTS = (
     Plot(
         "docs/figures/forward-h200.svg",
         "Forward pass on an H200, bf16, no mask",
-        "2026-11-21-h200-320c7cb",
+        "2026-11-27-h200-137a61f",
         "forward",
         tuple(f"{width} {length}" for width in ("D64", "D128", "D256") for length in ("S1024", "S4096", "S16384")),
         "full",
@@ -63,7 +63,7 @@ PLOTS = (
     Plot(
         "docs/figures/mods-h200.svg",
         "Masks and score functions on an H200, bf16, B2 H16 S8192 D128",
-        "2026-11-21-h200-320c7cb",
+        "2026-11-27-h200-137a61f",
         "mods",
         ("causal", "ALiBi", "softcap", "relative bias", "window 1024", "8 documents and causal", "Eagle3"),
     ),
