@@ -10,6 +10,7 @@
 
 #include "cuda/compile/cubin_cache.h"
 #include "cuda/emit/program_emitter.h"
+#include "cuda/emit/tile_classes.h"
 #include "cuda/launch/backward.h"
 #include "cuda/launch/forward.h"
 #include "plan/cuda_lists.h"
@@ -44,7 +45,7 @@ class Kernels {
  public:
   Kernels(Problem problem, const cuda::Device& device) : problem_(std::move(problem)), device_(device) {}
 
-  // The kernel for a class of calls.
+  // The kernel with a class's tiles.
   Result<const cuda::Forward*> forward(const plan::CudaForward& row, LengthClass length) const {
     const LengthClass suits = row.compiled_for(length);
     return forwards_[static_cast<size_t>(row.kind)][static_cast<size_t>(suits)].get([&] {
@@ -95,20 +96,21 @@ class CudaAttention : public Attention::Implementation {
   }
 
   CudaAttention(const Problem& given, const Problem& compiled, const cuda::Device& device)
-      : given_(given), compiled_(compiled), device_(device), kernels_(compiled, device) {}
+      : given_(given), compiled_(compiled), device_(device), tiles_(compiled), kernels_(compiled, device) {}
 
   const Problem& problem() const override { return given_; }
 
   Status run(const AttentionArguments& arguments, const RunOptions& options) const override {
     auto* const stream = static_cast<cuda::CuStream>(options.stream);
     const LengthClass length = cuda::length_class(compiled_, arguments.q.sizes[2]);
+    const LengthClass tiles = tiles_.of(arguments.q.sizes[0], arguments.q.sizes[2], device_.multiprocessors);
     const Forwards& answers = forwards_[static_cast<size_t>(length)];
     std::string reasons;
     for (const auto& [row, refusal] : answers) {
       if (refusal) {
         continue;
       }
-      const Result<const cuda::Forward*> kernel = kernels_of(arguments).forward(*row, length);
+      const Result<const cuda::Forward*> kernel = kernels_of(arguments).forward(*row, tiles);
       Status status = kernel.ok() ? (*kernel)->run(arguments, stream) : Status(kernel.error());
       if (status.ok() || status.error().kind != ErrorKind::kUnsupported) {
         return status;
@@ -165,7 +167,7 @@ class CudaAttention : public Attention::Implementation {
   int64_t workspace_bytes(int /*concurrency*/) const override {
     const LengthClass length = cuda::length_class(compiled_, compiled_.q_len);
     const plan::CudaForward* const row = plan::first_of(forwards_[static_cast<size_t>(length)]);
-    const Result<const cuda::Forward*> kernel = own_kernels().forward(*row, length);
+    const Result<const cuda::Forward*> kernel = own_kernels().forward(*row, own_tiles());
     return kernel.ok() ? (*kernel)->workspace_bytes() : 0;
   }
 
@@ -183,6 +185,8 @@ class CudaAttention : public Attention::Implementation {
   Result<std::string> code() const override { return cuda::emit_programs(compiled_); }
 
  private:
+  // Of calls of the problem's own lengths.
+  LengthClass own_tiles() const { return tiles_.of(compiled_.batch, compiled_.q_len, device_.multiprocessors); }
   // Those of calls of the problem's own number of keys.
   const Kernels& own_kernels() const { return own_kernels_ ? *own_kernels_ : kernels_; }
   const Kernels& kernels_of(const AttentionArguments& call) const {
@@ -224,9 +228,10 @@ class CudaAttention : public Attention::Implementation {
   // chooses the one for long calls.
   Status choose(bool lengths_known, bool at_once) {
     const LengthClass length = lengths_known ? cuda::length_class(compiled_, compiled_.q_len) : LengthClass::kLonger;
+    const LengthClass tiles = lengths_known ? own_tiles() : length;
     const Forwards& answers = forwards_[static_cast<size_t>(length)];
     considerations = plan::considerations(answers, [&](const plan::CudaForward& row) {
-      return cuda::describe(*cuda::choose_forward_config(compiled_, row.kind, length, device_.architecture));
+      return cuda::describe(*cuda::choose_forward_config(compiled_, row.kind, tiles, device_.architecture));
     });
     if (!backwards_.empty()) {
       backward_considerations = plan::considerations(backwards_, [&](const plan::CudaBackward& row) {
@@ -249,7 +254,7 @@ class CudaAttention : public Attention::Implementation {
           begin_beside([&] { static_cast<void>(prepare_backward(std::vector<bool>(compiled_.captures.size()))); });
     }
     // A defect or a missing compiler must not silently select a slower kernel.
-    const Result<const cuda::Forward*> kernel = own_kernels().forward(*row, length);
+    const Result<const cuda::Forward*> kernel = own_kernels().forward(*row, tiles);
     if (backward.valid()) {
       backward.wait();
     }
@@ -264,6 +269,7 @@ class CudaAttention : public Attention::Implementation {
   Problem given_;
   Problem compiled_;
   cuda::Device device_;
+  cuda::TileClasses tiles_;
   std::array<Forwards, cuda::kLengthClasses> forwards_;  // the list's answers for each class
   Backwards backwards_;                                  // empty if the list has none of the requested name
   Status backwards_status_;

@@ -12,6 +12,7 @@
 
 #include "cuda/compile/cubin_cache.h"
 #include "cuda/compile/nvrtc.h"
+#include "cuda/emit/tile_classes.h"
 #include "plan/cuda_lists.h"
 #include "plan/implementation.h"
 #include "runtime/simplified.h"
@@ -64,10 +65,13 @@ class Sources {
     if (row == nullptr) {
       return unsupported("no CUDA implementation takes this problem on {}: {}", device.name, plan::reasons_of(answers));
     }
-    FLASHLIFT_ASSIGN_OR_RETURN(
-        const cuda::ForwardConfig config,
-        cuda::choose_forward_config(problem_, row->kind, row->compiled_for(length), device.architecture));
-    add(device, row->name(), cuda::forward_source(problem_, config), wanted);
+    const std::vector<cuda::LengthClass> classes =
+        row->tiles_by_length ? cuda::TileClasses(problem_).candidates(q_len) : std::vector{row->longest};
+    for (const cuda::LengthClass tiles : classes) {
+      FLASHLIFT_ASSIGN_OR_RETURN(const cuda::ForwardConfig config,
+                                 cuda::choose_forward_config(problem_, row->kind, tiles, device.architecture));
+      add(device, row->name(), cuda::forward_source(problem_, config), wanted);
+    }
     return {};
   }
 

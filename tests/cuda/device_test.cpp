@@ -1,6 +1,7 @@
 // Random problems on a GPU compared with the oracle. Built and registered only if FLASHLIFT_TEST_GPU is set.
 //
 // FLASHLIFT_TEST_PROBLEMS: how many random problems (default 200); FLASHLIFT_TEST_SEED: the first seed.
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -145,6 +146,21 @@ TEST(Device, FixedProblemsAgreeWithTheOracle) {
         "attn hq8 hkv1 sq7 skv2000 dqk72 dv200 bf16 softcap=9 sinks=1 lse", "attn b0 h2 s20 d64 bf16",
         "attn h2 s1000 d96 bf16 causal lse sinks=1"}) {
     expect_agreement(text, 1, "", false);
+  }
+}
+
+// Each class of lengths has tiles of its own. Twelve heads fill an H100's multiprocessors with large tiles; two heads
+// without a mask use smaller ones (cuda/emit/tile_classes.h).
+TEST(Device, LongCallsAgreeWithTheOracle) {
+  for (const int q_len : {1056, 2112, 4224}) {
+    for (const char* depth : {"d64", "d96", "d128", "dqk192 dv128"}) {
+      for (const char* rest :
+           {"hq12 hkv4 lse", "hq2 hkv1", "hq12 hkv4 softcap=5", "hq2 hkv1 causal=bottom_right lse",
+            "hq2 hkv2 causal=bottom_right alibi softcap=20", "hq2 hkv1 window=100 prefix=90 sinks=1"}) {
+        expect_agreement(fmt::format("attn {} sq{} skv{} {} bf16", rest, q_len, 150 + q_len % 100, depth), 3, "",
+                         false);
+      }
+    }
   }
 }
 

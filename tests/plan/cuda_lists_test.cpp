@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include "cuda/emit/tile_classes.h"
 #include "plan/implementation.h"
 
 namespace flashlift::plan {
@@ -79,6 +80,43 @@ TEST(CudaForwardList, LengthsFallIntoClasses) {
   EXPECT_EQ(cuda::length_class(problem, 1025), LengthClass::kUpTo2048);
   EXPECT_EQ(cuda::length_class(problem, 2049), LengthClass::kUpTo4096);
   EXPECT_EQ(cuda::length_class(problem, 4097), LengthClass::kLonger);
+}
+
+TEST(TileClasses, FewHeadsUseSmallerTiles) {
+  constexpr int kH100 = 132;
+  struct Row {
+    const char* text;
+    int64_t batch, q_len;
+    LengthClass expected;
+  };
+  for (const Row& row : {
+           // 176 tiles of 192 queries are two rounds; 256 tiles of 128 are two as well.
+           Row{"attn h8 s4096 d128 bf16", 1, 4096, LengthClass::kUpTo2048},
+           Row{"attn h8 s4096 d128 bf16 softcap=5", 1, 4096, LengthClass::kUpTo2048},
+           Row{"attn h8 s4096 d96 bf16", 1, 4096, LengthClass::kUpTo2048},
+           // 176 tiles again, and 128 of 256 queries.
+           Row{"attn h16 s2048 d64 bf16", 1, 2048, LengthClass::kUpTo1024},
+           // Many rounds, or the last one is full.
+           Row{"attn h8 s4096 d128 bf16", 8, 4096, LengthClass::kUpTo4096},
+           Row{"attn h6 s4096 d128 bf16", 1, 4096, LengthClass::kUpTo4096},
+           Row{"attn h16 s16384 d128 bf16", 1, 16384, LengthClass::kLonger},
+           // Masks, kernels that have the same tiles for all lengths, and few queries.
+           Row{"attn h8 s4096 d128 bf16 causal", 1, 4096, LengthClass::kUpTo4096},
+           Row{"attn h8 s4096 d256 bf16", 1, 4096, LengthClass::kUpTo4096},
+           Row{"attn h8 s4096 d128 f32", 1, 4096, LengthClass::kUpTo4096},
+           Row{"attn h8 s4096 d128 bf16", 1, 60, LengthClass::kFewRows},
+           Row{"attn h8 s4096 d128 bf16", 0, 4096, LengthClass::kUpTo4096},
+       }) {
+    EXPECT_EQ(cuda::TileClasses(problem_of(row.text)).of(row.batch, row.q_len, kH100), row.expected)
+        << row.text << " " << row.batch << " " << row.q_len;
+  }
+  // What is compiled in advance has all that a call may need.
+  using List = std::vector<LengthClass>;
+  EXPECT_EQ(cuda::TileClasses(problem_of("attn h8 s64 d128 bf16")).candidates(4096),
+            (List{LengthClass::kUpTo4096, LengthClass::kUpTo2048}));
+  EXPECT_EQ(cuda::TileClasses(problem_of("attn h8 s64 d128 bf16 causal")).candidates(4096),
+            List{LengthClass::kUpTo4096});
+  EXPECT_EQ(cuda::TileClasses(problem_of("attn h8 s64 d128 bf16")).candidates(10), List{LengthClass::kFewRows});
 }
 
 TEST(CudaBackwardList, EndsInAnImplementationForEveryArchitectureFromAmpereOn) {
