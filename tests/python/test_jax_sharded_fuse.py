@@ -195,6 +195,30 @@ for of in (lambda f: f, jax.jit):
 print("agree")
 """
 
+# Functions that are fused within shard_map, and name the mesh that the caller has set.
+WITHIN = """
+def causal(q, k, v, w):
+    s = jnp.einsum("bqhd,bkhd->bhqk", q @ w, k)
+    s = jnp.where(jnp.tril(jnp.ones(s.shape[2:], bool)), s, -jnp.inf)
+    return jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(s), v)
+qkvw = [*(normal(4, 6, 4, 8) for _ in "qkv"), normal(8, 8)]
+gradients = lambda f: jax.grad(lambda *given: (f(*given) ** 2).sum(), (0, 1, 2, 3))
+for axis_types in ((AxisType.Auto,) * 2, (AxisType.Auto, AxisType.Explicit)):
+    mixed = jax.make_mesh((2, 4), ("data", "model"), axis_types=axis_types)
+    spec = P("data", None, "model")
+    for is_checked in (True, False):
+        fused = flashlift.jax.fuse(causal, strict=True)
+        mapped = jax.shard_map(
+            fused, mesh=mixed, in_specs=(spec, spec, spec, P()), out_specs=spec, check_vma=is_checked
+        )
+        with jax.set_mesh(mixed):
+            placed = [jax.device_put(one, NamedSharding(mixed, spec)) for one in qkvw[:3]]
+            placed.append(jax.device_put(qkvw[3], NamedSharding(mixed, P())))
+            assert_close(jax.jit(mapped)(*placed), causal(*qkvw))
+            assert_close(jax.jit(gradients(mapped))(*placed), gradients(causal)(*qkvw))
+print("agree")
+"""
+
 
 @pytest.mark.parametrize("partitioner", ["shardy", "gspmd"])
 def test_calls(partitioner):
@@ -204,6 +228,10 @@ def test_calls(partitioner):
 @pytest.mark.parametrize("partitioner", ["shardy", "gspmd"])
 def test_constraints_on_operands(partitioner):
     run(HEAD + CONSTRAINTS, partitioner)
+
+
+def test_within_shard_map_of_a_mesh_that_is_set():
+    run(HEAD + WITHIN, "shardy")
 
 
 def test_gradient_of_a_scalar_in_shard_map():

@@ -237,7 +237,9 @@ def _export_and_fuse(flat: Callable, shapes: list[jax.ShapeDtypeStruct], strict:
         # Calls are fused as for one device. FusedModule then lets XLA split them.
         whole = re.sub(r"mhlo.num_partitions = \d+", "mhlo.num_partitions = 1", original, count=1)
         fused = stablehlo.fuse(whole, name=flat.__name__, gradients=True)
-        mesh = _mesh_of(traced) if exported.nr_devices > 1 else None
+        # Within shard_map, the devices are known, and no array may have a sharding of the whole mesh.
+        is_manual = AxisType.Manual in jax.sharding.get_abstract_mesh().axis_types
+        mesh = _mesh_of(traced) if exported.nr_devices > 1 and not is_manual else None
     # A function that cannot be exported can still run: one with ordered effects, with custom calls without JAX's
     # guarantee, or with axes that have a name outside of it, for which JAX raises AssertionError or NameError.
     except (FlashliftError, ValueError, NotImplementedError, AssertionError, NameError) as error:
