@@ -240,6 +240,35 @@ with jax.set_mesh(explicit):
 print("agree")
 """
 
+FEWER_HEADS = """
+# On an explicit mesh with more devices than key-value heads, these are whole, or split over the first of query's axes.
+explicit = jax.make_mesh((2, 4), ("data", "model"), axis_types=(AxisType.Explicit,) * 2)
+attend = lambda q, k, v: flashlift.jax.flash_attention(q, k, v, causal=True)
+both = jax.jit(lambda *given: (attend(*given), jax.grad(lambda *g: (attend(*g) ** 2).sum(), (0, 1, 2))(*given)))
+qkv = normal(4, 24, 8, 8), normal(4, 24, 2, 8), normal(4, 24, 2, 8)
+with jax.set_mesh(explicit):
+    for of_query, of_keys in (
+        (P("data", None, "model"), P("data")),
+        (P(None, None, ("data", "model")), P(None, None, "data")),
+        (P(None, None, ("data", "model")), P()),
+        (P(None, None, "data"), P()),
+    ):
+        specs = of_query, of_keys, of_keys
+        placed = [jax.device_put(x, NamedSharding(explicit, spec)) for x, spec in zip(qkv, specs, strict=True)]
+        # Otherwise, keys are split over the first axes, too, and gradients by them are then made whole.
+        assert of_keys == P() or "all-gather(" not in both.lower(*placed).compile().as_text()
+        out, gradients = both(*placed)
+        assert_close((out, gradients), both(*qkv))
+        assert [jax.typeof(x) for x in (out, *gradients)] == [jax.typeof(x) for x in (placed[0], *placed)]
+    try:
+        attend(placed[0], *[jax.device_put(x, NamedSharding(explicit, P(None, None, "model"))) for x in (qkv[0],) * 2])
+    except flashlift.FlashliftError as error:
+        assert "key-value heads like query's or over the first of their axes" in str(error), error
+    else:
+        raise AssertionError("split over axes of its own")
+print("agree")
+"""
+
 
 def test_by_shardy():
     run(HEAD + PROGRAM, "shardy")
@@ -251,6 +280,10 @@ def test_by_gspmd():
 
 def test_functions_in_eager_shard_map():
     run(HEAD + EAGER, "shardy")
+
+
+def test_fewer_key_value_heads_than_devices():
+    run(HEAD + FEWER_HEADS, "shardy")
 
 
 def test_meshes_that_calls_are_given():

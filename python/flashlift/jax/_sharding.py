@@ -25,13 +25,14 @@ def by_types(run: Callable[..., Any], layout: str, operands: Sequence[jax.Array]
     of_query = dict(zip(layout, _axes(query), strict=True))
     for name, one in zip(("query", "key", "value"), operands, strict=False):
         own = dict(zip(layout, _axes(one), strict=True))
-        shared = name != "query" and one.shape[layout.index("h")] == 1
-        heads = None if shared else of_query["h"]
-        if own["s"] or own["d"] or own["b"] != of_query["b"] or own["h"] != heads:
+        # Devices that hold other query heads may hold the same key-value heads.
+        axes = _listed(own["h"])
+        are_alike = own["b"] == of_query["b"] and axes == _listed(of_query["h"])[: len(axes)]
+        if own["s"] or own["d"] or not are_alike:
             beside = "" if name == "query" else f" and query is {jax.typeof(query)}"
             raise UnsupportedError(
-                f"{name} is {jax.typeof(one)}{beside}; expected batches and heads to be split alike, and length and "
-                "depth not at all: use jax.reshard"
+                f"{name} is {jax.typeof(one)}{beside}; expected batches to be split alike, key-value heads like "
+                "query's or over the first of their axes, and length and depth not at all: use jax.reshard"
             )
     types = [NamedSharding(mesh, PartitionSpec(*(of_query[one] if one in "bh" else None for one in layout)))]
     types += [NamedSharding(mesh, PartitionSpec(of_query["b"], of_query["h"]))] * with_lse
@@ -97,7 +98,7 @@ def check_specs(
 
     def split(name: str, spec: PartitionSpec | None, letters: str = "bshd") -> dict[str, tuple[str, ...]]:
         entries = (*(spec or ()), *[None] * len(letters))
-        listed = [() if one is None else one if isinstance(one, tuple) else (one,) for one in entries]
+        listed = [_listed(one) for one in entries]
         unknown = [axis for axes in listed for axis in axes if axis not in mesh.shape]
         if unknown:
             raise InvalidArgumentError(
@@ -140,6 +141,11 @@ def check_specs(
             expected = query[letter] if letter in query and size > 1 else ()
             if own[letter] != expected:
                 refuse(name, letter, own[letter], f"over {', '.join(expected)}, as query" if expected else "none of it")
+
+
+def _listed(entry: str | tuple[str, ...] | None) -> tuple[str, ...]:
+    """The axes that an entry of a PartitionSpec names."""
+    return () if entry is None else entry if isinstance(entry, tuple) else (entry,)
 
 
 def _axes(array: jax.Array) -> tuple[Any, ...]:
