@@ -219,6 +219,22 @@ for axis_types in ((AxisType.Auto,) * 2, (AxisType.Auto, AxisType.Explicit)):
 print("agree")
 """
 
+# Functions that call flash_attention beside attention that is found.
+BESIDE = """
+def twice(q, k, v):
+    q = flashlift.jax.flash_attention(q, k, v, causal=True, dropout_prob=0.5, dropout_seed=3, softmax_aux=sinks)
+    return jax.nn.dot_product_attention(q, k, v, is_causal=True)
+sinks, spec = normal(8, 2), P("data", None, "model")
+gradients = lambda f: jax.grad(lambda *given: (f(*given) ** 2).sum(), (0, 1, 2))
+qkv = normal(4, 24, 8, 8), normal(4, 24, 4, 8), normal(4, 24, 4, 8)
+placed = [place(one, spec) for one in qkv]
+for of in (lambda f: f, gradients):
+    fused = jax.jit(of(flashlift.jax.fuse(twice, strict=True)))
+    assert_close(fused(*placed), of(twice)(*qkv))
+    assert "all-gather" not in fused.lower(*placed).compile().as_text()
+print("agree")
+"""
+
 
 @pytest.mark.parametrize("partitioner", ["shardy", "gspmd"])
 def test_calls(partitioner):
@@ -236,6 +252,11 @@ def test_within_shard_map_of_a_mesh_that_is_set():
 
 def test_gradient_of_a_scalar_in_shard_map():
     run(HEAD + SCALAR, "shardy")
+
+
+@pytest.mark.parametrize("partitioner", ["shardy", "gspmd"])
+def test_beside_calls_of_flash_attention(partitioner):
+    run(HEAD + BESIDE, partitioner)
 
 
 def test_training():

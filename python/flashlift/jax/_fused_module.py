@@ -104,7 +104,9 @@ def _calls(op: Any) -> Iterator[Any]:
 
 def _split(context: Any, call: Any) -> None:
     """Replaces a call by one that XLA can split, by a rule of Flashlift."""
-    config = mlir.ir.DictAttr(call.attributes["backend_config"])
+    # JAX writes the second one.
+    name = next(one for one in ("backend_config", "mhlo.backend_config") if one in call.attributes)
+    config = mlir.ir.DictAttr(call.attributes[name])
     named = [config[i] for i in range(len(config))]
     given = {one.name: mlir.ir.StringAttr(one.attr).value for one in named}
     target = mlir.ir.StringAttr(call.attributes["call_target_name"]).value

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 
 from flashlift._problem import Problem
+from flashlift.jax._arguments.seeds import seed_of_part
 from flashlift.jax._call import INPUTS, captured_names, programs_of, resized_programs
 from flashlift.jax._counting import counting
 from flashlift.jax._letters import BATCHES, Letters, letters_of_captures
@@ -22,8 +23,8 @@ Shape = tuple[int, ...]
 @dataclasses.dataclass(frozen=True)
 class Lifted:
     """A call whose tensors have one dimension for each letter, or for batches those of `batches`. Its operands: q, k,
-    v, the captured tensors, the sinks, and the keep mask; for a backward pass also the forward pass's results, and the
-    gradients with respect to these."""
+    v, the captured tensors, the sinks, and the keep mask or dropout's seed; for a backward pass also the forward pass's
+    results, and the gradients with respect to these."""
 
     problem: Problem
     captures: tuple[str, ...]
@@ -34,6 +35,7 @@ class Lifted:
     fixed: frozenset[str]
     counted: frozenset[str]
     result_dtypes: tuple[Any, ...]
+    implementation: str | None
 
     def letters(self, operands: Sequence[Any]) -> Letters:
         dims = dict(self.dims)
@@ -71,6 +73,9 @@ class Lifted:
         end = len(INPUTS) + len(captures)
         wholes = dict(zip(BATCHES, self.batches, strict=False)) | {"h": self.problem.q_heads}
         sizes = {letter: size // counts[letter] for letter, size in wholes.items()}
+        if _has_seed(local):
+            at = end + ("sinks" in local.words)
+            operands[at] = seed_of_part(operands[at], {one: plan.get(one) for one in "bh"}, sizes).words
         of_captures = dict(zip(captures, self.further, strict=False))
         added = counting(local, letters.counted, of_captures, plan, wholes, sizes)
         operands[end:end] = added.operands
@@ -79,6 +84,7 @@ class Lifted:
         attributes = {"problem": str(local)} | {f"{name}_dims": self._text(name) for name in dims}
         attributes |= {"captures": " ".join(captures)} if captures else {}
         attributes |= {} if gradients is None else {"gradients": " ".join(map(str, gradients))}
+        attributes |= {"implementation": self.implementation} if self.implementation else {}
         of_results = [
             result_type(self._shape(name, local, batches) if name else gathered[i], dtype, parts)
             for i, name, dtype in zip(self._gradient_operands, self._result_names, self.result_dtypes, strict=True)
@@ -143,9 +149,16 @@ def merge(
     letters = iter(further)
     for i, name in enumerate(names[: len(operands)]):
         shapes[i] = _spread_out(dims[name] if name else next(letters), shapes[i], batches)
-    dtypes = tuple(one.dtype for one in results)
-    call = Lifted(problem, captures, gradients, batches or (1,), tuple(dims.items()), further, fixed, counted, dtypes)
+    dtypes, implementation = tuple(one.dtype for one in results), attributes.get("implementation")
+    call = Lifted(
+        problem, captures, gradients, batches or (1,), tuple(dims.items()), further, fixed, counted, dtypes,
+        implementation,
+    )  # fmt: skip
     return call, shapes[: len(operands)]
+
+
+def _has_seed(problem: Problem) -> bool:
+    return "dropout" in problem.words and "keep_mask" not in problem.words
 
 
 def _of_forward(problem: Problem) -> tuple[str, ...]:
@@ -209,4 +222,6 @@ def _letters_of_further(
     if "keep_mask" in problem.words:
         sizes_of_mask = shapes[len(INPUTS) + len(letters)]
         letters.append("".join("." if size == 1 else one for one, size in zip("bh..", sizes_of_mask, strict=True)))
+    if _has_seed(problem):
+        letters.append(".")
     return tuple(letters), frozenset(counted)
