@@ -225,13 +225,15 @@ def twice(q, k, v):
     q = flashlift.jax.flash_attention(q, k, v, causal=True, dropout_prob=0.5, dropout_seed=3, softmax_aux=sinks)
     return jax.nn.dot_product_attention(q, k, v, is_causal=True)
 sinks, spec = normal(8, 2), P("data", None, "model")
+by_mesh = lambda q, k, v: twice(jax.lax.with_sharding_constraint(q, NamedSharding(mesh, spec)), k, v)
 gradients = lambda f: jax.grad(lambda *given: (f(*given) ** 2).sum(), (0, 1, 2))
 qkv = normal(4, 24, 8, 8), normal(4, 24, 4, 8), normal(4, 24, 4, 8)
 placed = [place(one, spec) for one in qkv]
-for of in (lambda f: f, gradients):
-    fused = jax.jit(of(flashlift.jax.fuse(twice, strict=True)))
-    assert_close(fused(*placed), of(twice)(*qkv))
-    assert "all-gather" not in fused.lower(*placed).compile().as_text()
+for function in (twice, by_mesh):
+    for of in (lambda f: f, gradients):
+        fused = jax.jit(of(flashlift.jax.fuse(function, strict=True)))
+        assert_close(fused(*placed), of(twice)(*qkv))
+        assert "all-gather" not in fused.lower(*placed).compile().as_text()
 print("agree")
 """
 

@@ -269,6 +269,31 @@ with jax.set_mesh(explicit):
 print("agree")
 """
 
+EXPORTED = """
+# An exported function holds no part of this process, and runs on sharded arrays.
+from jax import export
+explicit = jax.make_mesh((2, 4), ("data", "model"), axis_types=(AxisType.Explicit,) * 2)
+attend = lambda q, k, v: flashlift.jax.flash_attention(q, k, v, causal=True)
+both = lambda *given: (attend(*given), jax.grad(lambda *g: (attend(*g) ** 2).sum(), (0, 1, 2))(*given))
+qkv = normal(4, 24, 8, 8), normal(4, 24, 4, 8), normal(4, 24, 4, 8)
+of_type = lambda length, x, by: jax.ShapeDtypeStruct((4, length, *x.shape[2:]), x.dtype, sharding=by)
+for of_mesh in (mesh, explicit):
+    by = NamedSharding(of_mesh, P("data", None, "model"))
+    placed = [jax.device_put(x, by) for x in qkv]
+    for length in (24, *export.symbolic_shape("s")):
+        types = [of_type(length, x, by) for x in qkv]
+        stored = export.export(jax.jit(both), disabled_checks=flashlift.jax.export_checks())(*types).serialize()
+        assert_close(jax.jit(export.deserialize(stored).call)(*placed), both(*qkv))
+# Within shard_map, nothing is gathered.
+by = NamedSharding(mesh, P("data", None, "model"))
+parts = jax.jit(jax.shard_map(attend, mesh=mesh, in_specs=by.spec, out_specs=by.spec))
+exported = export.export(parts, disabled_checks=flashlift.jax.export_checks())(*[of_type(24, x, by) for x in qkv])
+call, placed = jax.jit(export.deserialize(exported.serialize()).call), [jax.device_put(x, by) for x in qkv]
+assert_close(call(*placed), attend(*qkv))
+assert "all-gather" not in call.lower(*placed).compile().as_text()
+print("agree")
+"""
+
 
 def test_by_shardy():
     run(HEAD + PROGRAM, "shardy")
@@ -284,6 +309,10 @@ def test_functions_in_eager_shard_map():
 
 def test_fewer_key_value_heads_than_devices():
     run(HEAD + FEWER_HEADS, "shardy")
+
+
+def test_exported():
+    run(HEAD + EXPORTED, "shardy")
 
 
 def test_meshes_that_calls_are_given():

@@ -83,6 +83,8 @@ def run_partitioned(kind: Kind, *operands: jax.Array) -> list[jax.Array]:
 
 def is_split(context: Any) -> bool:
     """Whether the code being lowered may be split over several devices."""
+    if getattr(context.module_context.lowering_parameters, "for_export", False):
+        return False  # XLA splits it by functions of this process
     devices = context.module_context.axis_context
     # If the devices are still unknown, nothing can compute the parts.
     return getattr(devices, "num_devices", None) != 1 and getattr(devices, "device_assignment", devices) is not None
