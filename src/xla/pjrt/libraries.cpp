@@ -41,6 +41,9 @@ fs::path own_folder() {
   return fs::canonical(own_path(), error).parent_path();
 }
 
+constexpr const char* kHandlers = "libflashlift_xla.so";
+constexpr const char* kFuser = "libflashlift_stablehlo.so";
+
 Result<void*> load(const fs::path& path) { return load_library(path, RTLD_LOCAL); }
 
 template <typename Function>
@@ -139,19 +142,29 @@ Result<WrappedPlugin> load_wrapped_plugin() {
   return WrappedPlugin{path, *api};
 }
 
-Status register_handlers(const Api& api) {
-  FLASHLIFT_ASSIGN_OR_RETURN(void* library, load(own_folder() / "libflashlift_xla.so"));
-  const char* (*register_all)(const Api*) = nullptr;
-  FLASHLIFT_RETURN_IF_ERROR(look_up(library, "flashlift_xla_register", register_all));
-  const char* message = register_all(&api);
-  return message == nullptr ? Status() : Status(internal_error("{}", message));
+Result<Handlers> load_handlers() {
+  constexpr const char* kRemedy =
+      "keep Flashlift's libraries in the folder of the plugin's file, and link to this file";
+  std::error_code error;
+  for (const char* name : {kHandlers, kFuser}) {
+    if (const fs::path path = own_folder() / name; !fs::is_regular_file(path, error)) {
+      return not_found("{}: there is no such file; {}", path.string(), kRemedy);
+    }
+  }
+  Handlers handlers;
+  const Result<void*> library = load(own_folder() / kHandlers);
+  if (!library) {
+    return not_found("{}; {}", library.error().message, kRemedy);
+  }
+  FLASHLIFT_RETURN_IF_ERROR(look_up(*library, "flashlift_xla_register", handlers.register_all));
+  return handlers;
 }
 
 Result<const Fuser*> load_fuser() {
   static constinit Lazy<const Result<Fuser>> loaded;
   const auto load_all = []() -> Result<Fuser> {
     Fuser fuser;
-    FLASHLIFT_ASSIGN_OR_RETURN(void* library, load(own_folder() / "libflashlift_stablehlo.so"));
+    FLASHLIFT_ASSIGN_OR_RETURN(void* library, load(own_folder() / kFuser));
     FLASHLIFT_RETURN_IF_ERROR(look_up(library, "flashlift_stablehlo_fuse", fuser.fuse));
     FLASHLIFT_RETURN_IF_ERROR(look_up(library, "flashlift_fused_destroy", fuser.destroy));
     FLASHLIFT_RETURN_IF_ERROR(look_up(library, "flashlift_fused_module", fuser.module));

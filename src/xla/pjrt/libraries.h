@@ -19,8 +19,11 @@ struct WrappedPlugin {
 // machine, or if it is one of Flashlift's own.
 Result<WrappedPlugin> load_wrapped_plugin();
 
-// Registers the custom calls' handlers with a plugin. Fails if libflashlift_xla cannot be loaded or returns an error.
-Status register_handlers(const Api& api);
+// libflashlift_xla. Fails if it cannot be loaded, or if libflashlift_stablehlo is not beside it, which is loaded later.
+struct Handlers {
+  const char* (*register_all)(const Api*) = nullptr;  // returns an error's message, or NULL
+};
+Result<Handlers> load_handlers();
 
 // libflashlift_stablehlo, loaded by the first call.
 struct Fuser {

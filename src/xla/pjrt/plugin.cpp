@@ -168,11 +168,20 @@ bool is_old_or_alien(const Version& version) {
   return version.major_version != kMajorVersion || version.minor_version < kOldestMinorVersion;
 }
 
+const Api* fail(const Error& error) {
+  log(LogLevel::kError, "pjrt: {}", error.message);
+  return make_failing_api("Flashlift's PJRT plugin: " + error.message);
+}
+
 const Api* wrap() {
   const Result<WrappedPlugin> plugin = load_wrapped_plugin();
   if (!plugin) {
-    log(LogLevel::kError, "pjrt: {}", plugin.error().message);
-    return make_failing_api("Flashlift's PJRT plugin: " + plugin.error().message);
+    return fail(plugin.error());
+  }
+  // Flashlift's own libraries are a part of the plugin: it never works without them, whatever it wraps.
+  const Result<Handlers> handlers = load_handlers();
+  if (!handlers) {
+    return fail(handlers.error());
   }
   const Api& api = *plugin->api;
   if (is_old_or_alien(api.version)) {
@@ -182,9 +191,9 @@ const Api* wrap() {
         kMajorVersion);
     return &api;
   }
-  if (const Status registered = register_handlers(api); !registered) {
+  if (const char* message = handlers->register_all(&api); message != nullptr) {
     log(LogLevel::kError, "pjrt: nothing is fused, since the handlers cannot be registered with {}: {}", plugin->path,
-        registered.error().message);
+        message);
     return &api;
   }
   // Copies the table with its own size, which may exceed that of the version known here, so that clients see all

@@ -411,21 +411,33 @@ class Programs(PluginTest):
         self.assertIn("platform 'tpu'", reports[0]["reason"])
 
     def test_without_mlir(self):
-        """A folder without libflashlift_stablehlo, as if MLIR were missing."""
+        """A libflashlift_stablehlo that cannot be loaded, as if MLIR were missing."""
         folder = self.folder()
         for name in (WRAPPER.name, "libflashlift_xla.so"):
             shutil.copy(BUILD / name, folder / name)
+        (folder / "libflashlift_stablehlo.so").touch()
         out, _, reports = in_a_process(compile_attention, FAKE, wrapper=folder / WRAPPER.name)
         self.assertEqual(out, ATTENTION + "\n")
         self.assertIn("libflashlift_stablehlo.so", reports[0]["reason"])
 
-    def test_without_handlers(self):
-        """A copy of the plugin's file alone: the log names Flashlift's missing library."""
-        wrapper = Path(shutil.copy(WRAPPER, self.folder() / WRAPPER.name))
-        out, log, reports = in_a_process(compile_attention, FAKE, wrapper=wrapper, log="error")
-        self.assertEqual((out, reports), (ATTENTION + "\n", []))
-        self.assertRegex(log, f"nothing is fused.* {wrapper.parent}/libflashlift_xla.so: ")
-        self.assertNotIn("takes no handlers", log)
+    def test_without_own_libraries(self):
+        """A copy of the plugin's file without Flashlift's other libraries, or with one that cannot be loaded."""
+        folder = self.folder()
+        wrapper = Path(shutil.copy(WRAPPER, folder / WRAPPER.name))
+        for copied, why in (
+            ([], f"{folder}/libflashlift_xla.so: there is no such file; keep Flashlift's libraries in the folder"),
+            (["libflashlift_xla.so"], f"{folder}/libflashlift_stablehlo.so: there is no such file"),
+        ):
+            for name in copied:
+                shutil.copy(BUILD / name, folder / name)
+            out, log, reports = in_a_process(create_client, FAKE, wrapper=wrapper, log="error")
+            self.assertIn(why, out)
+            self.assertIn(why, log)
+            self.assertEqual(reports, [])
+        (folder / "libflashlift_stablehlo.so").touch()
+        (folder / "libflashlift_xla.so").write_text("no library\n" * 100)
+        out, _, _ = in_a_process(create_client, FAKE, wrapper=wrapper)
+        self.assertIn(f"{folder}/libflashlift_xla.so: invalid ELF header; keep Flashlift's libraries", out)
 
     def test_threads(self):
         out, _, reports = in_a_process(compile_in_threads, FAKE)
