@@ -41,6 +41,16 @@ std::string mesh_of(mlir::Operation* computation) {
   return shardings.empty() ? "" : shardings.front().mesh;
 }
 
+// The axes of a mesh over which the code at an operation is manual: those of all computations around it.
+Axes manual_axes_at(mlir::Operation* op, std::string_view mesh) {
+  Axes manual;
+  while ((op = parent_manual_computation(op)) != nullptr) {
+    const Axes axes = mesh_of(op) == mesh ? parse_manual_axes(shardy_text(op->getAttr("manual_axes"))) : Axes();
+    manual.insert(manual.end(), axes.begin(), axes.end());
+  }
+  return manual;
+}
+
 // The axes of a dimension without those that another dimension keeps. No tensor can have an axis twice, but the product
 // of x and weights may look so: if x is split by batches or its sequence, and the weights by heads, over the same
 // devices. Batches keep an axis first, so that the partitioner gathers the weights; then heads, so that it gathers x
@@ -80,16 +90,9 @@ bool Partitioner::is_local(mlir::Operation* op) const {
     return true;
   }
   if (mlir::Operation* inner = parent_manual_computation(op)) {
-    const std::string mesh = mesh_of(inner);
-    Axes manual;  // of this computation and of those around it
-    for (mlir::Operation* each = inner; each != nullptr; each = parent_manual_computation(each)) {
-      const Axes axes = mesh_of(each) == mesh ? parse_manual_axes(shardy_text(each->getAttr("manual_axes"))) : Axes();
-      manual.insert(manual.end(), axes.begin(), axes.end());
-    }
-    const auto known = meshes_.find(mesh);
-    return known != meshes_.end() && std::all_of(known->second.begin(), known->second.end(), [&](const MeshAxis& axis) {
-             return axis.size == 1 || std::find(manual.begin(), manual.end(), axis.name) != manual.end();
-           });
+    const auto known = meshes_.find(mesh_of(inner));
+    const auto is_whole = [](const MeshAxis& axis) { return axis.size == 1; };
+    return known != meshes_.end() && llvm::all_of(free_axes(op, known->first), is_whole);
   }
   // GSPMD has no such region: an operation is local if everything that it depends on comes from shards.
   bool has_shards = false;
@@ -122,6 +125,13 @@ bool Partitioner::is_local(mlir::Operation* op) const {
   return has_shards && pending.empty();
 }
 
+std::vector<MeshAxis> Partitioner::free_axes(mlir::Operation* op, const std::string& mesh) const {
+  const Axes manual = manual_axes_at(op, mesh);
+  std::vector<MeshAxis> axes = meshes_.find(mesh)->second;
+  std::erase_if(axes, [&](const MeshAxis& axis) { return llvm::is_contained(manual, axis.name); });
+  return axes;
+}
+
 int64_t Partitioner::parts(const std::string& mesh, const Axes& axes) const {
   int64_t count = 1;
   const auto found = meshes_.find(mesh);
@@ -139,11 +149,7 @@ Result<Split> Partitioner::plan(const LiftedAttention& found) {
   if (is_local(found.second_product)) {
     return Split();
   }
-  if (parent_manual_computation(found.second_product) != nullptr) {
-    return unsupported(
-        "it is inside a manual computation over only some of the mesh's axes, which leaves the others to the "
-        "partitioner");
-  }
+  mlir::Operation* const computation = parent_manual_computation(found.second_product);
   if (meshes_.empty()) {
     return unsupported(
         "the module is compiled for {} partitions, and XLA cannot split a custom call; use Shardy and say with "
@@ -157,7 +163,8 @@ Result<Split> Partitioner::plan(const LiftedAttention& found) {
       {"queries", &found.q}, {"keys", &found.k}, {"values", &found.v}};
   for (const auto& [name, view] : views) {
     const auto sharding = finder.of(*view);
-    if (!sharding || sharding->dims.size() != view->dims.size()) {
+    const bool is_other = computation != nullptr && sharding && sharding->mesh != mesh_of(computation);
+    if (!sharding || sharding->dims.size() != view->dims.size() || is_other) {
       continue;
     }
     std::string seen;
@@ -188,6 +195,11 @@ Result<Split> Partitioner::plan(const LiftedAttention& found) {
         known = axes;
       }
     }
+  }
+  if (split.mesh.empty() && computation != nullptr) {
+    return unsupported(
+        "it is inside a manual computation over only some of the mesh's axes, and nothing says how the others split "
+        "its queries, keys or values; add sharding constraints to them, or give shard_map all axes");
   }
   if (split.mesh.empty()) {
     return unsupported(
@@ -220,7 +232,7 @@ Status Partitioner::apply(const Split& split, mlir::Block& block) {
     }
   }
   for (mlir::Operation* call : calls) {
-    FLASHLIFT_RETURN_IF_ERROR(split_call(call, split, meshes_.find(split.mesh)->second));
+    FLASHLIFT_RETURN_IF_ERROR(split_call(call, split, free_axes(call, split.mesh)));
   }
   return {};
 }

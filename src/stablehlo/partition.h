@@ -31,6 +31,8 @@ class Partitioner {
   Status apply(const Split& split, mlir::Block& block);
 
  private:
+  // The axes of a mesh that are not manual at an operation.
+  std::vector<MeshAxis> free_axes(mlir::Operation* op, const std::string& mesh) const;
   int64_t parts(const std::string& mesh, const std::vector<std::string>& axes) const;
 
   const Annotations& annotations_;

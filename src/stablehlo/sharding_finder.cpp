@@ -93,6 +93,15 @@ std::optional<Sharding> through_product(mlir::Operation* op, const std::optional
   add_free(1, right, dims->rhs_batch, dims->rhs_contract);
   return to;
 }
+
+// "[{"x", ?}, {?}]" leaves dimensions to the partitioner.
+bool is_open(std::string_view text) { return text.find('?') != std::string_view::npos; }
+
+// The axes of a dimension that are left to the partitioner within a manual computation.
+Axes without(Axes axes, const Axes& manual) {
+  std::erase_if(axes, [&](const std::string& axis) { return llvm::is_contained(manual, axis); });
+  return axes;
+}
 }  // namespace
 
 std::string_view shardy_text(mlir::Attribute attribute) {
@@ -125,7 +134,10 @@ std::optional<Sharding> ShardingFinder::of(mlir::Value value, int depth) {
 
 std::optional<Sharding> ShardingFinder::find(mlir::Value value, int depth) {
   if (const mlir::Attribute said = annotations_.of(value)) {
-    return parse_sharding(shardy_text(said));
+    auto sharding = parse_sharding(shardy_text(said));
+    if (!sharding || sharding->splits() || !is_open(shardy_text(said))) {
+      return sharding;
+    }
   }
   mlir::Operation* op = value.getDefiningOp();
   if (op == nullptr) {
@@ -134,6 +146,9 @@ std::optional<Sharding> ShardingFinder::find(mlir::Value value, int depth) {
     mlir::Operation* parent = argument.getOwner()->getParentOp();
     if (auto function = mlir::dyn_cast_or_null<mlir::func::FuncOp>(parent)) {
       return parse_sharding(shardy_text(function.getArgAttr(number, "sdy.sharding")));
+    }
+    if (parent != nullptr && kind(parent) == OpKind::kSdyManualComputation && number < parent->getNumOperands()) {
+      return within(parent, number, depth);
     }
     const bool is_loop = parent != nullptr && kind(parent) == OpKind::kWhile && number < parent->getNumOperands();
     return is_loop ? of(parent->getOperand(number), depth) : std::nullopt;
@@ -188,6 +203,24 @@ std::optional<Sharding> ShardingFinder::find(mlir::Value value, int depth) {
       return first;
     }
   }
+}
+
+std::optional<Sharding> ShardingFinder::within(mlir::Operation* computation, unsigned number, int depth) {
+  const auto shardings = parse_shardings(shardy_text(computation->getAttr("in_shardings")));
+  if (number >= shardings.size()) {
+    return std::nullopt;
+  }
+  const Axes manual = parse_manual_axes(shardy_text(computation->getAttr("manual_axes")));
+  const auto outside = of(computation->getOperand(number), depth);
+  Sharding sharding = shardings[number];
+  for (size_t i = 0; i < sharding.dims.size(); ++i) {
+    sharding.dims[i] = without(sharding.dims[i], manual);
+    const bool is_known = outside && outside->mesh == sharding.mesh && i < outside->dims.size();
+    if (sharding.dims[i].empty() && is_known) {  // as its open dimensions are usually propagated
+      sharding.dims[i] = without(outside->dims[i], manual);
+    }
+  }
+  return sharding;
 }
 
 std::optional<Sharding> ShardingFinder::of(const OperandView& view) {

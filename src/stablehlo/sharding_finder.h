@@ -28,6 +28,8 @@ class ShardingFinder {
  private:
   std::optional<Sharding> of(mlir::Value value, int depth = 0);
   std::optional<Sharding> find(mlir::Value value, int depth);
+  // That of an argument of a manual computation, over the axes that are not manual.
+  std::optional<Sharding> within(mlir::Operation* computation, unsigned number, int depth);
 
   const Annotations& annotations_;
   const Meshes& meshes_;

@@ -259,7 +259,7 @@ Status check_split(const LiftedAttention& found, const Split& split) {
   return {};
 }
 
-Status split_call(mlir::Operation* call, const Split& split, const std::vector<MeshAxis>& mesh) {
+Status split_call(mlir::Operation* call, const Split& split, const std::vector<MeshAxis>& manual) {
   const auto config = mlir::cast<mlir::DictionaryAttr>(custom_call(call)->backend_config);
   const auto line = config.getAs<mlir::StringAttr>("problem");
   FLASHLIFT_ASSIGN_OR_RETURN(const Problem problem, parse_problem(line ? line.str() : std::string()));
@@ -308,9 +308,9 @@ Status split_call(mlir::Operation* call, const Split& split, const std::vector<M
   }
   build(inside, location, "sdy.return", returned, {});
 
-  // All axes are manual. Axes that split nothing repeat the same work on each device, as before.
+  // Axes that split nothing repeat the same work on each device, as before.
   Axes axes;
-  for (const MeshAxis& axis : mesh) {
+  for (const MeshAxis& axis : manual) {
     axes.push_back(axis.name);
   }
   const auto named = [&](const char* name, const std::string& text) {

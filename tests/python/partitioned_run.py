@@ -87,7 +87,7 @@ def alibi(q, k, v):
 def sunk_and_counted(q, k, v, sinks):
     scores = jnp.einsum("bqhd,bkhd->bhqk", q, k) / DEPTH**0.5
     scores += 0.01 * (jnp.arange(HEADS)[:, None, None] * jnp.arange(LENGTH))
-    sinks = jnp.broadcast_to(sinks[None, :, None, None], (BATCH, HEADS, LENGTH, 1))
+    sinks = jnp.broadcast_to(sinks[None, :, None, None], (q.shape[0], HEADS, LENGTH, 1))
     probabilities = jax.nn.softmax(jnp.concatenate([scores, sinks], axis=-1), axis=-1)[..., :-1]
     return jnp.einsum("bhqk,bkhd->bqhd", probabilities, v)
 
@@ -122,6 +122,23 @@ def nested_map(q, k, v):
     heads, batches = P(None, None, "model"), P("data")
     inner = jax.shard_map(causal, in_specs=(heads,) * 3, out_specs=heads, axis_names={"model"})
     return jax.shard_map(inner, mesh=mesh, in_specs=(batches,) * 3, out_specs=batches, axis_names={"data"})(q, k, v)
+
+
+def some(function, wanted=1):
+    """Batches by shard_map; the partitioner splits the rest over the other axis."""
+    batches = P("data")
+
+    def mapped(q, k, v, *rest):
+        specs, result = (*(batches,) * 3, *(P() for _ in rest)), (batches,) * wanted if wanted > 1 else batches
+        part = jax.shard_map(function, mesh=mesh, in_specs=specs, out_specs=result, axis_names={"data"})
+        return part(q, k, v, *rest)
+
+    return mapped
+
+
+def constrained(q, k, v):
+    """Constraints over the axis that is not manual."""
+    return causal(*(jax.lax.with_sharding_constraint(x, P(None, None, "model")) for x in (q, k, v)))
 
 
 # name: the partitioned program, the same program without a mesh, the arguments, how the arguments are partitioned
@@ -166,9 +183,15 @@ PROGRAMS = {
     "rows_of_all": (gradient_of(alibi), gradient_of(alibi), QKV, (P(None, ("data", "model")), P(), P())),
     "rows_of_a_bias": (gradient_of(biased), gradient_of(biased), [*QKV, draw(1, HEADS, LENGTH, LENGTH)],
                        (P("data", "model"), P("data"), P("data"), P(None, None, "model"))),
+    # shard_map over some axes, and the others by the partitioner.
+    "some_axes": (some(causal), causal, QKV, THREE),
+    "some_axes_constrained": (some(constrained), causal, QKV, (P("data"),) * 3),
+    "some_axes_gradient": (some(gradient_of(causal), 3), gradient_of(causal), GROUPED, THREE),
+    "some_axes_counted": (some(sunk_and_counted), sunk_and_counted, [*QKV, draw(HEADS)], (*THREE, P("model"))),
     # Attentions that stay unfused.
     "keys": (causal, causal, QKV, (P("data"), P("data", "model"), P("data", "model"))),
     "unknown": (causal, causal, QKV, (P(), P(), P())),
+    "some_axes_unknown": (some(causal), causal, QKV, (P("data"),) * 3),
 }  # fmt: skip
 
 

@@ -202,6 +202,40 @@ module @m attributes {{mhlo.num_partitions = 4 : i32}} {{
     assert "over only some of the mesh's axes" in candidate.reason
 
 
+@pytest.mark.parametrize(
+    ("of_argument", "inside"),
+    [
+        (SPLIT, ""),
+        ('[{"data"}, {}, {}, {}]', '[{?}, {"model", ?}, {?}, {?}]'),
+        (SPLIT, "[{?}, {?}, {?}, {?}]"),
+    ],
+)
+def test_manual_computation_over_some_axes(of_argument, inside):
+    """The call is split over the other axes, as arguments or constraints within say."""
+    text = attention(partitions=4)
+    body = text[text.index("    %0 =") : text.index("    return")].replace("4x4", "2x4")
+    half, batches = QKV.replace("4x4", "2x4"), '<@mesh, [{"data", ?}, {?}, {?}, {?}]>'
+    if inside:
+        body = f"%by = sdy.sharding_constraint %q <@mesh, {inside}> : {half}\n" + body.replace("%q", "%by")
+    module = f"""
+module @m attributes {{mhlo.num_partitions = 4 : i32}} {{
+{MESH}  func.func public @main(%whole_q: {QKV} {argument(of_argument)},
+      %whole_k: {QKV}, %whole_v: {QKV}) -> {QKV} {{
+    %out = sdy.manual_computation(%whole_q, %whole_k, %whole_v) in_shardings=[{batches}, {batches}, {batches}]
+      out_shardings=[{batches}] manual_axes={{"data"}} (%q: {half}, %k: {half}, %v: {half}) {{
+{body}
+      sdy.return %8 : {half}
+    }} : ({QKV}, {QKV}, {QKV}) -> {QKV}
+    return %out : {QKV}
+  }}
+}}
+"""
+    result = fuse(module)
+    assert result.fused_count == 1 and "attn b2 hq2 hkv2" in result.module
+    (line,) = (line for line in result.module.splitlines() if 'manual_axes{"model"}' in line)
+    assert line.count('<@mesh, [{}, {"model"}, {}, {}]>') == 4
+
+
 def test_annotations_that_are_still_read():
     """Scores that another operation also reads keep their annotation, and the attention stays unfused."""
     module = (

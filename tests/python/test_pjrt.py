@@ -375,8 +375,13 @@ PARTITIONED = {
     "rows": 1,
     "rows_of_all": 1,
     "rows_of_a_bias": 1,
+    "some_axes": 1,
+    "some_axes_constrained": 1,
+    "some_axes_gradient": 1,
+    "some_axes_counted": 1,
     "keys": 'its keys are split along their sequence over the axes "model"',
     "unknown": "does not say that its queries, keys or values are split",
+    "some_axes_unknown": "nothing says how the others split its queries, keys or values",
 }
 
 
