@@ -1,6 +1,7 @@
 #include "flashlift/stablehlo.h"
 
 #include <algorithm>
+#include <memory>
 #include <optional>
 #include <set>
 
@@ -11,6 +12,7 @@
 #include "stablehlo/branches.h"
 #include "stablehlo/bytecode/write.h"
 #include "stablehlo/equal_products.h"
+#include "stablehlo/forward_passes.h"
 #include "stablehlo/lift/lift.h"
 #include "stablehlo/partition.h"
 #include "stablehlo/reader/normalize.h"
@@ -399,6 +401,25 @@ class Fuser {
   llvm::DenseSet<mlir::Operation*> erased_;
 };
 
+// Fuses the attention in a module. Where a forward pass is repeated in vain, it stays as it was.
+std::unique_ptr<Fuser> fuse_module(Module& module, const FuseOptions& options) {
+  ComputationNumbers in_vain;
+  const bool has_gradients = options.gradients && options.as == FuseAs::kCustomCall;
+  while (auto repeated = has_gradients ? with_forward_passes(module, in_vain) : std::nullopt) {
+    auto fuser = std::make_unique<Fuser>(*repeated, options);
+    fuser->run();
+    const ComputationNumbers left = repeated_in_vain(*repeated);
+    if (left.empty()) {
+      module = *std::move(repeated);
+      return fuser;
+    }
+    in_vain.insert(left.begin(), left.end());
+  }
+  auto fuser = std::make_unique<Fuser>(module, options);
+  fuser->run();
+  return fuser;
+}
+
 // Numbers the composites, and gives each operation copied from a decomposition the list of the numbers it comes from.
 Status inline_numbered_composites(Module& module, bool& any) {
   int64_t next = 0;
@@ -477,9 +498,8 @@ Result<FuseResult> fuse_on_this_stack(Source& source, const FuseOptions& options
   bool any_composites = false;
   FLASHLIFT_RETURN_IF_ERROR(inline_numbered_composites(opened, any_composites));
   remove_dead_code(opened);
-  Fuser fuser(opened, options);
-  fuser.run();
-  FuseResult result{{}, fuser.changed, std::move(fuser.candidates)};
+  const std::unique_ptr<Fuser> fuser = fuse_module(opened, options);
+  FuseResult result{{}, fuser->changed, std::move(fuser->candidates)};
   if (!result.changed && options.skip_unchanged) {
     return result;
   }
@@ -495,12 +515,11 @@ Result<FuseResult> fuse_on_this_stack(Source& source, const FuseOptions& options
     FLASHLIFT_ASSIGN_OR_RETURN(result.module, write_module(opened, target.format, target.rule, expected_size));
     return result;
   }
-  FLASHLIFT_RETURN_IF_ERROR(inline_only(module, fuser.composites));
+  FLASHLIFT_RETURN_IF_ERROR(inline_only(module, fuser->composites));
   remove_dead_code(module);
-  Fuser again(module, options);
-  again.run();
+  const std::unique_ptr<Fuser> again = fuse_module(module, options);
   FLASHLIFT_ASSIGN_OR_RETURN(result.module, write_module(module, target.format, target.rule, expected_size));
-  result.candidates = std::move(again.candidates);
+  result.candidates = std::move(again->candidates);
   return result;
 }
 

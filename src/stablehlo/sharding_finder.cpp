@@ -110,6 +110,16 @@ std::string_view shardy_text(mlir::Attribute attribute) {
   return is_sdy ? std::string_view(opaque.getAttrData().data(), opaque.getAttrData().size()) : std::string_view();
 }
 
+mlir::Attribute sdy_attribute(mlir::MLIRContext* context, const std::string& text) {
+  return mlir::OpaqueAttr::get(mlir::StringAttr::get(context, "sdy"), text, mlir::NoneType::get(context));
+}
+
+mlir::Operation* end_of(mlir::Operation* computation) {
+  const bool has_body = computation->getNumRegions() == 1 && computation->getRegion(0).hasOneBlock();
+  mlir::Block* body = has_body ? &computation->getRegion(0).front() : nullptr;
+  return body != nullptr && !body->empty() ? &body->back() : nullptr;
+}
+
 std::optional<Sharding> ShardingFinder::of(mlir::Value value, int depth) {
   constexpr int kDeepest = 2000;
   if (depth > kDeepest || found_.size() > kFarthest) {
@@ -148,7 +158,7 @@ std::optional<Sharding> ShardingFinder::find(mlir::Value value, int depth) {
       return parse_sharding(shardy_text(function.getArgAttr(number, "sdy.sharding")));
     }
     if (parent != nullptr && kind(parent) == OpKind::kSdyManualComputation && number < parent->getNumOperands()) {
-      return within(parent, number, depth);
+      return of_argument(parent, number, depth);
     }
     const bool is_loop = parent != nullptr && kind(parent) == OpKind::kWhile && number < parent->getNumOperands();
     return is_loop ? of(parent->getOperand(number), depth) : std::nullopt;
@@ -159,10 +169,8 @@ std::optional<Sharding> ShardingFinder::find(mlir::Value value, int depth) {
     case OpKind::kSdyShardingConstraint:
     case OpKind::kSdyReshard:
       return parse_sharding(shardy_text(op->getAttr("sharding")));
-    case OpKind::kSdyManualComputation: {
-      const auto shardings = parse_shardings(shardy_text(op->getAttr("out_shardings")));
-      return number < shardings.size() ? std::optional(shardings[number]) : std::nullopt;
-    }
+    case OpKind::kSdyManualComputation:
+      return of_result(op, number, depth);
     case OpKind::kWhile:
     case OpKind::kOptimizationBarrier:
       return number < op->getNumOperands() ? of_operand(number) : std::nullopt;
@@ -205,7 +213,7 @@ std::optional<Sharding> ShardingFinder::find(mlir::Value value, int depth) {
   }
 }
 
-std::optional<Sharding> ShardingFinder::within(mlir::Operation* computation, unsigned number, int depth) {
+std::optional<Sharding> ShardingFinder::of_argument(mlir::Operation* computation, unsigned number, int depth) {
   const auto shardings = parse_shardings(shardy_text(computation->getAttr("in_shardings")));
   if (number >= shardings.size()) {
     return std::nullopt;
@@ -216,8 +224,27 @@ std::optional<Sharding> ShardingFinder::within(mlir::Operation* computation, uns
   for (size_t i = 0; i < sharding.dims.size(); ++i) {
     sharding.dims[i] = without(sharding.dims[i], manual);
     const bool is_known = outside && outside->mesh == sharding.mesh && i < outside->dims.size();
-    if (sharding.dims[i].empty() && is_known) {  // as its open dimensions are usually propagated
+    if (sharding.dims[i].empty() && is_known) {  // open dimensions are propagated
       sharding.dims[i] = without(outside->dims[i], manual);
+    }
+  }
+  return sharding;
+}
+
+std::optional<Sharding> ShardingFinder::of_result(mlir::Operation* computation, unsigned number, int depth) {
+  const auto shardings = parse_shardings(shardy_text(computation->getAttr("out_shardings")));
+  if (number >= shardings.size()) {
+    return std::nullopt;
+  }
+  Sharding sharding = shardings[number];
+  mlir::Operation* const end = end_of(computation);
+  const auto inside =
+      end != nullptr && number < end->getNumOperands() ? of(end->getOperand(number), depth) : std::nullopt;
+  for (size_t i = 0; inside && inside->mesh == sharding.mesh && i < sharding.dims.size(); ++i) {
+    for (const std::string& axis : i < inside->dims.size() ? inside->dims[i] : Axes()) {
+      if (!llvm::is_contained(sharding.dims[i], axis)) {
+        sharding.dims[i].push_back(axis);
+      }
     }
   }
   return sharding;

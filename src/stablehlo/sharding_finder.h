@@ -15,6 +15,10 @@ namespace flashlift::stablehlo {
 
 // The text of one of Shardy's attributes; empty for any other.
 std::string_view shardy_text(mlir::Attribute attribute);
+mlir::Attribute sdy_attribute(mlir::MLIRContext* context, const std::string& text);
+
+// What returns a manual computation's results; null if it has no body that does.
+mlir::Operation* end_of(mlir::Operation* computation);
 
 using Meshes = std::map<std::string, std::vector<MeshAxis>, std::less<>>;
 
@@ -28,8 +32,10 @@ class ShardingFinder {
  private:
   std::optional<Sharding> of(mlir::Value value, int depth = 0);
   std::optional<Sharding> find(mlir::Value value, int depth);
-  // That of an argument of a manual computation, over the axes that are not manual.
-  std::optional<Sharding> within(mlir::Operation* computation, unsigned number, int depth);
+  // Of an argument of a manual computation, within it: over the axes that are not manual.
+  std::optional<Sharding> of_argument(mlir::Operation* computation, unsigned number, int depth);
+  // Of a result of a manual computation.
+  std::optional<Sharding> of_result(mlir::Operation* computation, unsigned number, int depth);
 
   const Annotations& annotations_;
   const Meshes& meshes_;

@@ -8,6 +8,7 @@
 #include "mlir/IR/BuiltinTypes.h"
 #include "stablehlo/reader/ops.h"
 #include "stablehlo/rewrite/build.h"
+#include "stablehlo/sharding_finder.h"
 #include "support/error.h"
 
 namespace flashlift::stablehlo {
@@ -209,10 +210,6 @@ std::string per_value(const std::vector<Sharding>& shardings) {
     text += (text.empty() ? "" : ", ") + print(sharding);
   }
   return "sharding_per_value<[" + text + "]>";
-}
-
-mlir::Attribute sdy_attribute(mlir::MLIRContext* context, const std::string& text) {
-  return mlir::OpaqueAttr::get(mlir::StringAttr::get(context, "sdy"), text, mlir::NoneType::get(context));
 }
 
 }  // namespace

@@ -187,6 +187,7 @@ PROGRAMS = {
     "some_axes": (some(causal), causal, QKV, THREE),
     "some_axes_constrained": (some(constrained), causal, QKV, (P("data"),) * 3),
     "some_axes_gradient": (some(gradient_of(causal), 3), gradient_of(causal), GROUPED, THREE),
+    "gradient_of_some_axes": (gradient_of(some(causal)), gradient_of(causal), GROUPED, THREE),
     "some_axes_counted": (some(sunk_and_counted), sunk_and_counted, [*QKV, draw(HEADS)], (*THREE, P("model"))),
     # Attentions that stay unfused.
     "keys": (causal, causal, QKV, (P("data"), P("data", "model"), P("data", "model"))),

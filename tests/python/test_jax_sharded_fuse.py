@@ -219,6 +219,35 @@ for axis_types in ((AxisType.Auto,) * 2, (AxisType.Auto, AxisType.Explicit)):
 print("agree")
 """
 
+# The gradient of shard_map is two manual computations, of which the second one repeats what it needs of the first.
+AROUND = """
+def causal(q, k, v, w, bias):
+    q, k, v = (jax.nn.gelu(one @ w) for one in (q, k, v))
+    s = jnp.einsum("bqhd,bkhd->bhqk", q, k) + bias
+    s = jnp.where(jnp.tril(jnp.ones(s.shape[2:], bool)), s, -jnp.inf)
+    return jnp.tanh(jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(s), v) @ w)
+def normed(q, k, v, w, bias):
+    out = causal(q, k, v, w, bias)
+    return out / jax.lax.pmean((out**2).mean(), ("data", "model"))
+def normed_alone(q, k, v, w, bias):
+    out = causal(q, k, v, w, bias)
+    return out / (out**2).mean()
+def layers(function):
+    return lambda q, k, v, w, bias: function(q, k, function(q, k, v, w, bias), w, bias)
+spec = P("data", None, "model")
+given = [*(normal(4, 6, 4, 8) for _ in "qkv"), normal(8, 8), normal(1, 4, 6, 6)]
+placed = [place(one, by) for one, by in zip(given, (spec, spec, spec, P(), P(None, "model")), strict=True)]
+gradients = lambda f: jax.value_and_grad(lambda *given: (f(*given) ** 2).sum(), (0, 1, 2, 3, 4))
+specs = {"in_specs": (spec, spec, spec, P(), P(None, "model")), "out_specs": spec}
+for inside, alone, is_checked in ((causal, causal, True), (causal, causal, False), (normed, normed_alone, True)):
+    mapped = jax.shard_map(inside, mesh=mesh, check_vma=is_checked, **specs)
+    for of, count in ((lambda f: f, 2), (layers, 4), (jax.checkpoint, 3)):
+        fused = flashlift.jax.fuse(gradients(of(mapped)), strict=True)
+        assert_close(fused(*placed), gradients(of(alone))(*given))
+        assert fused.report.fused_count == count, fused.report
+print("agree")
+"""
+
 # Functions that call flash_attention beside attention that is found.
 BESIDE = """
 def twice(q, k, v):
@@ -250,6 +279,10 @@ def test_constraints_on_operands(partitioner):
 
 def test_within_shard_map_of_a_mesh_that_is_set():
     run(HEAD + WITHIN, "shardy")
+
+
+def test_gradients_of_shard_map():
+    run(HEAD + AROUND, "shardy")
 
 
 def test_gradient_of_a_scalar_in_shard_map():

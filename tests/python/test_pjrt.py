@@ -355,7 +355,7 @@ PARTITIONED = {
     "gradient": 1,
     "shard_map": 1,
     "nested_shard_map": 1,
-    "shard_map_gradient": "scores or probabilities are used elsewhere",  # by another manual computation
+    "shard_map_gradient": 2,  # the forward pass, and the gradient, which repeats it
     "layer": 1,
     "sequence_parallel": 1,
     "sequence_parallel_shared_head": 1,
@@ -378,6 +378,7 @@ PARTITIONED = {
     "some_axes": 1,
     "some_axes_constrained": 1,
     "some_axes_gradient": 1,
+    "gradient_of_some_axes": 2,
     "some_axes_counted": 1,
     "keys": 'its keys are split along their sequence over the axes "model"',
     "unknown": "does not say that its queries, keys or values are split",
@@ -387,7 +388,9 @@ PARTITIONED = {
 
 # GSPMD says nothing of what a call may be split by, but for shard_map.
 PARTITIONED_BY_GSPMD = dict.fromkeys(PARTITIONED, "XLA cannot split a custom call")
-PARTITIONED_BY_GSPMD |= {name: PARTITIONED[name] for name in PARTITIONED if "shard_map" in name}
+PARTITIONED_BY_GSPMD |= {name: PARTITIONED[name] for name in ("shard_map", "nested_shard_map")}
+OTHER_SHARDS = "scores or probabilities are used elsewhere"
+PARTITIONED_BY_GSPMD |= {"shard_map_gradient": OTHER_SHARDS, "gradient_of_some_axes": OTHER_SHARDS}
 
 
 @one_plugin
