@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flashlift import jax as fj
-from flashlift.jax import FlashAttention, FlashAttentionConfig, MaskInfo, flash_attention
+from flashlift.jax import FlashAttention, FlashAttentionConfig, MaskInfo, dot_product_attention, flash_attention
 from jax.sharding import PartitionSpec as P
 from test_jax_gradients import normal
 
@@ -60,6 +60,25 @@ def test_mask_infos_where_jax_promotes_nothing():
             lazy = flash_attention(Q, K, V, mask_info=kept)
             np.testing.assert_allclose(lazy, by_mask(kept.attention_mask), atol=1e-5)
             assert kept.q_segment_ids.shape == (B, S)
+
+
+def test_lengths_where_integers_have_64_bits():
+    """Positions and lengths meet in one type, also if JAX promotes nothing."""
+    with jax.enable_x64(True), jax.numpy_dtype_promotion("strict"):
+        lengths, ends = jnp.asarray([4, S]), jnp.asarray([0, 4, 4 + S])
+        assert lengths.dtype == jnp.int64
+        kept = by_mask((jnp.arange(S)[None] < lengths[:, None])[:, None, None])
+        for out in (
+            dot_product_attention(Q, K, V, key_value_seq_lengths=lengths),
+            flash_attention(Q, K, V, mask_info=MaskInfo.from_segments(IDS * 0).apply_kv_lengths(lengths)),
+        ):
+            np.testing.assert_allclose(out, kept, atol=1e-5)
+        both = dot_product_attention(Q, K, V, query_seq_lengths=lengths, key_value_seq_lengths=lengths)
+        packed = flash_attention(Q, K, V, cum_seqlens_q=ends, cum_seqlens_k=ends)
+        np.testing.assert_allclose(both, packed, atol=1e-5)
+        bounds = jnp.asarray([0, 4, 0, S])
+        by_bounds = flash_attention(Q, K, V, mask_info=MaskInfo.from_cu_seqlens(bounds, max_q_len=S))
+        np.testing.assert_allclose(by_bounds, packed, atol=1e-5)
 
 
 def left_alone():

@@ -59,11 +59,11 @@ def dot_product_attention(
     keys = None
     if key_value_seq_lengths is not None:
         lengths = arguments.sequence_lengths("key_value_seq_lengths", key_value_seq_lengths, batch)
-        keys = jnp.where(jnp.arange(key.shape[1])[None] < lengths[:, None], 0, -1).astype(jnp.int32)
+        keys = jnp.where(jnp.arange(key.shape[1], dtype=jnp.int32)[None] < lengths[:, None], 0, -1).astype(jnp.int32)
     within = None
     if query_seq_lengths is not None:
         lengths = arguments.sequence_lengths("query_seq_lengths", query_seq_lengths, batch)
-        within = jnp.arange(q_len)[None] < lengths[:, None]
+        within = jnp.arange(q_len, dtype=jnp.int32)[None] < lengths[:, None]
     with_lse = arguments.check_flag("return_residual", return_residual)
     # Checked here, so that errors use the names of this function's arguments.
     causal = arguments.check_flag("is_causal", is_causal)

@@ -148,9 +148,10 @@ class MaskInfo:
                         f"{name} is {listed(values)}; expected starts and ends from 0 to {length}, no end "
                         "before its start"
                     )
-            start, end = array.reshape(-1, 2).T[..., None]
-            at = jnp.arange(length)[None]
-            return padding((at >= start) & (at < end)), array.astype(jnp.int32)
+            bounds = array.astype(jnp.int32)
+            start, end = bounds.reshape(-1, 2).T[..., None]
+            at = jnp.arange(length, dtype=jnp.int32)[None]
+            return padding((at >= start) & (at < end)), bounds
 
         of_q, cu_q = ids("cu_seqlens_q", cu_seqlens_q, max_q_len)
         of_kv, cu_kv = of_q, cu_q
@@ -269,7 +270,7 @@ class MaskInfo:
         if self._kv_segment_ids is None:
             kept = self._with(Rule("lengths", (), (lengths,)))
         else:
-            behind = jnp.arange(self._kv_segment_ids.shape[1])[None] >= lengths[:, None]
+            behind = jnp.arange(self._kv_segment_ids.shape[1], dtype=jnp.int32)[None] >= lengths[:, None]
             kept = self.replace(kv_segment_ids=jnp.where(behind, -1, self._kv_segment_ids))
         if q_len is None or end_index is None:
             return kept

@@ -91,7 +91,7 @@ def sequence_lengths(name: str, given: ArrayLike, batch: int) -> jax.Array:
 
 def padded_ids(ends: jax.Array, length: int) -> jax.Array:
     """Segment ids [batch, length] for one sequence at the start of each batch: 0 up to its end, then -1."""
-    return jnp.where(jnp.arange(length)[None] < jnp.diff(ends)[:, None], 0, -1).astype(jnp.int32)
+    return jnp.where(jnp.arange(length, dtype=jnp.int32)[None] < jnp.diff(ends)[:, None], 0, -1).astype(jnp.int32)
 
 
 def _both(
