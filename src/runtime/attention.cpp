@@ -83,20 +83,25 @@ Result<std::vector<bool>> for_each_capture(const Problem& problem, const std::ve
   return capture_gradients.empty() ? std::vector<bool>(captures) : capture_gradients;
 }
 
+// Runs the body of a function that compiles or computes.
 template <typename Body>
-Status run_unless_cancelled(const RunOptions& options, const Body& body) {
-  FLASHLIFT_RETURN_IF_ERROR(check_fork());
+auto guarded(const Body& body) -> decltype(body()) {
+  try {
+    FLASHLIFT_RETURN_IF_ERROR(check_fork());
+    return body();
+  } catch (const std::bad_alloc&) {
+    return out_of_memory();
+  }
+}
+
+Status check_options(const RunOptions& options) {
   if (options.executor != nullptr && options.executor->concurrency() < 1) {
     return invalid_argument("the executor's concurrency is {}, expected at least 1", options.executor->concurrency());
   }
   if (options.cancelled != nullptr && options.cancelled->load(std::memory_order_relaxed) != 0) {
     return cancelled();
   }
-  try {
-    return body();
-  } catch (const std::bad_alloc&) {
-    return out_of_memory();
-  }
+  return {};
 }
 
 }  // namespace
@@ -115,8 +120,7 @@ Attention::Attention(std::shared_ptr<const Implementation> implementation)
     : implementation_(std::move(implementation)) {}
 
 Result<Attention> Attention::compile(const Problem& problem, const CompileOptions& options) {
-  try {
-    FLASHLIFT_RETURN_IF_ERROR(check_fork());
+  return guarded([&]() -> Result<Attention> {
     FLASHLIFT_RETURN_IF_ERROR(check_environment());
     FLASHLIFT_RETURN_IF_ERROR(verify(problem));
     CompileOptions tuned = options;
@@ -129,40 +133,39 @@ Result<Attention> Attention::compile(const Problem& problem, const CompileOption
     }
     FLASHLIFT_ASSIGN_OR_RETURN(auto implementation, compile_for_device(problem, options));
     return Attention(std::move(implementation));
-  } catch (const std::bad_alloc&) {
-    return out_of_memory();
-  }
+  });
 }
 
 Status Attention::run(const AttentionArguments& arguments, const RunOptions& options) const {
-  FLASHLIFT_RETURN_IF_ERROR(verify(implementation_->problem(), arguments));
-  return run_unless_cancelled(options, [&] { return implementation_->run(arguments, options); });
+  return guarded([&]() -> Status {
+    FLASHLIFT_RETURN_IF_ERROR(verify(problem(), arguments));
+    FLASHLIFT_RETURN_IF_ERROR(check_options(options));
+    return implementation_->run(arguments, options);
+  });
 }
 
 Status Attention::prepare_backward(const std::vector<bool>& capture_gradients) const {
-  try {
-    FLASHLIFT_RETURN_IF_ERROR(check_fork());
+  return guarded([&]() -> Status {
     FLASHLIFT_ASSIGN_OR_RETURN(const std::vector<bool> wanted, for_each_capture(problem(), capture_gradients));
     FLASHLIFT_RETURN_IF_ERROR(verify_backward(problem()));
     return implementation_->prepare_backward(wanted);
-  } catch (const std::bad_alloc&) {
-    return out_of_memory();
-  }
+  });
 }
 
 Result<bool> Attention::reads_residual(const std::vector<bool>& capture_gradients) const {
-  try {
+  return guarded([&]() -> Result<bool> {
     FLASHLIFT_ASSIGN_OR_RETURN([[maybe_unused]] const std::vector<bool> wanted,
                                for_each_capture(problem(), capture_gradients));
     return verify_backward(problem()).ok() && implementation_->reads_residual();
-  } catch (const std::bad_alloc&) {
-    return out_of_memory();
-  }
+  });
 }
 
 Status Attention::run_backward(const BackwardArguments& arguments, const RunOptions& options) const {
-  FLASHLIFT_RETURN_IF_ERROR(verify(implementation_->problem(), arguments));
-  return run_unless_cancelled(options, [&] { return implementation_->run_backward(arguments, options); });
+  return guarded([&]() -> Status {
+    FLASHLIFT_RETURN_IF_ERROR(verify(problem(), arguments));
+    FLASHLIFT_RETURN_IF_ERROR(check_options(options));
+    return implementation_->run_backward(arguments, options);
+  });
 }
 
 const Problem& Attention::problem() const { return implementation_->problem(); }
@@ -175,6 +178,8 @@ int64_t Attention::workspace_bytes(int concurrency) const { return implementatio
 int64_t Attention::backward_workspace_bytes(int concurrency) const {
   return implementation_->backward_workspace_bytes(concurrency);
 }
-Result<std::string> Attention::code() const { return implementation_->code(); }
+Result<std::string> Attention::code() const {
+  return guarded([&] { return implementation_->code(); });
+}
 
 }  // namespace flashlift

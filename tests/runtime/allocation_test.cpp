@@ -208,6 +208,30 @@ TEST(AllocationFailure, IsAnErrorOfCompilingToo) {
   }
 }
 
+// The message about wrong arguments may find no memory, too.
+TEST(AllocationFailure, OfAnErrorMessageIsAnError) {
+  const Problem problem = *parse_problem("attn h1 s8 d8");
+  const Result<Attention> attention = Attention::compile(problem);
+  testing::Random random(1);
+  testing::OwnedArguments arguments = testing::dense_arguments(problem, random);
+  arguments.views.v.sizes[3] = 7;
+  BackwardArguments gradients;
+  gradients.forward = arguments.views;
+  for (int backward = 0; backward < 2; ++backward) {
+    bool failed = true;
+    for (int64_t granted = 0; failed; ++granted) {
+      Status status;
+      {
+        const testing::FailAllocations failing(granted, INT64_MAX);
+        status = backward != 0 ? attention->run_backward(gradients) : attention->run(arguments.views);
+        failed = failing.any();
+      }
+      ASSERT_FALSE(status.ok());
+      EXPECT_EQ(status.error().kind, failed ? ErrorKind::kInternal : ErrorKind::kInvalidArgument);
+    }
+  }
+}
+
 // Cancels the call when it reaches its n-th parallel section.
 class Canceller : public InlineExecutor {
  public:
