@@ -5,6 +5,7 @@
 #include "database/tuning_database.h"
 #include "runtime/implementation.h"
 #include "runtime/tuning_device.h"
+#include "support/default_floats.h"
 #include "support/environment.h"
 #include "support/error.h"
 #include "support/fork_guard.h"
@@ -86,6 +87,7 @@ Result<std::vector<bool>> for_each_capture(const Problem& problem, const std::ve
 // Runs the body of a function that compiles or computes.
 template <typename Body>
 auto guarded(const Body& body) -> decltype(body()) {
+  const DefaultFloats floats;
   try {
     FLASHLIFT_RETURN_IF_ERROR(check_fork());
     return body();

@@ -11,6 +11,7 @@
 #include "runtime/simplified.h"
 #include "runtime/tbb_executor.h"
 #include "runtime/verify_values.h"
+#include "support/default_floats.h"
 #include "support/error.h"
 #include "support/lazy.h"
 #include "support/log.h"
@@ -118,10 +119,14 @@ class CpuAttention : public Attention::Implementation {
   // most: the largest number of threads, 0 for all
   static cpu::Parallel parallel(const RunOptions& options, int most) {
     Executor& executor = options.executor != nullptr ? *options.executor : default_executor();
-    return {
-        most > 0 ? std::min(most, executor.concurrency()) : executor.concurrency(),
-        [&executor](int64_t count, const std::function<void(int64_t)>& body) { executor.parallel_for(count, body); },
-        options.cancelled};
+    return {most > 0 ? std::min(most, executor.concurrency()) : executor.concurrency(),
+            [&executor](int64_t count, const std::function<void(int64_t)>& body) {
+              executor.parallel_for(count, [&body](int64_t i) {
+                const DefaultFloats floats;  // of the executor's threads
+                body(i);
+              });
+            },
+            options.cancelled};
   }
 
   Problem given_;
