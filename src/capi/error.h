@@ -1,6 +1,8 @@
 // Errors of the C interface.
 #pragma once
 
+#include <pthread.h>
+
 #include <cstring>
 #include <exception>
 
@@ -37,10 +39,24 @@ Status read_struct(const T* given, const char* name, T& result) {
   return {};
 }
 
+// As long as this object exists, pthread_cancel() does not end the thread, which it otherwise does by an exception from
+// any function that may wait, such as open().
+class Uncancelled {
+ public:
+  Uncancelled() { pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &before_); }
+  ~Uncancelled() { pthread_setcancelstate(before_, nullptr); }
+  Uncancelled(const Uncancelled&) = delete;
+  Uncancelled& operator=(const Uncancelled&) = delete;
+
+ private:
+  int before_ = PTHREAD_CANCEL_ENABLE;
+};
+
 // Runs the body of a C function: a Status becomes its return value, and no exception (usually that memory ran out)
 // leaves the function.
 template <typename F>
 FlashliftError* guarded(F&& body) noexcept {
+  const Uncancelled uncancelled;
   try {
     const Status status = body();
     return status.ok() ? nullptr : make_error(status.error());

@@ -1,4 +1,5 @@
 #include <gtest/gtest.h>
+#include <pthread.h>
 
 #include <atomic>
 #include <cmath>
@@ -488,6 +489,35 @@ TEST(CApiThreads, CompileAndRunAtTheSameTime) {
   }
   threads.clear();
   EXPECT_EQ(good, 8);
+}
+
+// pthread_cancel() ends a thread by an exception, which must not meet C functions: they cannot throw.
+TEST(CApiThreads, AreCancelledBetweenCallsOnly) {
+  std::atomic<bool> returned{false};
+  pthread_t thread{};
+  const auto body = [](void* has_returned) -> void* {
+    const FlashliftTuneOptions options = {.struct_size = sizeof(FlashliftTuneOptions),
+                                          .device = {},
+                                          .backward = 0,
+                                          .heads_inside = 0,
+                                          .seconds = 0.01,
+                                          .tuning_policy = FLASHLIFT_TUNING_OFF,
+                                          .on_progress =
+                                              [](void*, double, int32_t) {
+                                                pthread_testcancel();
+                                                return 0;
+                                              },
+                                          .context = nullptr};
+    pthread_cancel(pthread_self());
+    *static_cast<std::atomic<bool>*>(has_returned) = take(flashlift_tune("attn h1 s8 d8", &options, nullptr)).empty();
+    pthread_testcancel();
+    return nullptr;
+  };
+  ASSERT_EQ(pthread_create(&thread, nullptr, body, &returned), 0);
+  void* result = nullptr;
+  ASSERT_EQ(pthread_join(thread, &result), 0);
+  EXPECT_TRUE(returned);
+  EXPECT_EQ(result, PTHREAD_CANCELED);
 }
 
 TEST(CProblem, SaysWhatATextSays) {
