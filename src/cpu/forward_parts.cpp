@@ -141,7 +141,6 @@ visits::TileKind PartFinder::kind_at(int64_t group, int64_t block) {
   return next < runs.size() && runs[next].begin <= block ? runs[next].kind : visits::TileKind::kSkipped;
 }
 
-// The next block that some row visits, or one past the last block.
 int64_t PartFinder::block_after(int64_t block) const {
   int64_t next = divide_up(task_.kv_end, kv_tile_);
   for (int64_t i = 0; i < groups_; ++i) {

@@ -502,11 +502,9 @@ void TaskRunner::run() {
     return;
   }
   load_queries(0, task_.rows());
-  for (int64_t block = task_.kv_begin / kv_tile_; block * kv_tile_ < task_.kv_end; ++block) {
-    const visits::TileKind kind = parts_.first_kind(block);
-    if (kind != visits::TileKind::kSkipped) {
-      run_direct(block, kind == visits::TileKind::kPartial);
-    }
+  for (int64_t block = parts_.block_after(task_.kv_begin / kv_tile_ - 1); block * kv_tile_ < task_.kv_end;
+       block = parts_.block_after(block)) {
+    run_direct(block, parts_.first_kind(block) == visits::TileKind::kPartial);
   }
 }
 

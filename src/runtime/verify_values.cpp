@@ -2,10 +2,11 @@
 
 #include <algorithm>
 #include <limits>
-#include <optional>
+#include <type_traits>
 
 #include "problem/bound_problem.h"
 #include "support/error.h"
+#include "support/per_thread.h"
 #include "visits/visits.h"
 
 namespace flashlift::runtime {
@@ -46,54 +47,27 @@ Status verify_counts(const Capture& capture, const TensorView& counts, int64_t k
   return {};
 }
 
-// Whether a page without a place in memory is read: only pages whose keys are all masked may lack one.
-class MissingPages : problem::BoundProblem<float> {
- public:
-  MissingPages(const Problem& problem, const AttentionArguments& arguments)
-      : BoundProblem(problem, arguments),
-        q_len_(arguments.q.sizes[2]),
-        visits_(problem, arguments.q.sizes[0], q_len_, kv_len(), arguments.captures) {}
-
-  // The first page in [begin, end) of batch b that has an unmasked key; `end` if there is none.
-  int64_t first_read(int64_t b, int64_t begin, int64_t end) {
-    const visits::TileBox box{.b = b,
-                              .h_begin = 0,
-                              .h_end = problem_.q_heads,
-                              .q_begin = 0,
-                              .q_end = q_len_,
-                              .kv_begin = begin * problem_.page_size,
-                              .kv_end = end * problem_.page_size};
-    if (visits_.classify(box, scratch_) == visits::TileKind::kSkipped) {
-      return end;
+// Whether a query of batch b and one of the first `heads` heads sees a key of a page, by the programs themselves: for
+// pages that intervals leave undecided.
+bool reads_page(const Problem& problem, const AttentionArguments& arguments, int64_t b, int64_t heads, int64_t page) {
+  struct Masks : problem::BoundProblem<float> {
+    using BoundProblem::BoundProblem;
+    bool keep(const score::Coordinates& at) {
+      return mask_mod(at) && score_mod(0.0f, at) != -std::numeric_limits<float>::infinity();
     }
-    if (end - begin == 1) {
-      return reads_a_key(box) ? begin : end;
-    }
-    const int64_t middle = begin + (end - begin) / 2;
-    const int64_t found = first_read(b, begin, middle);
-    return found < middle ? found : first_read(b, middle, end);
-  }
-
- private:
-  bool reads_a_key(const visits::TileBox& box) {
-    const int64_t heads = visits_.depends_on_h() ? box.h_end : 1;
-    for (int64_t kv = box.kv_begin; kv < box.kv_end; ++kv) {
-      for (int64_t h = 0; h < heads; ++h) {
-        for (int64_t q = 0; q < box.q_end; ++q) {
-          const score::Coordinates at = coordinates(box.b, h, q, kv);
-          if (mask_mod(at) && score_mod(0.0f, at) != -std::numeric_limits<float>::infinity()) {
-            return true;
-          }
+  };
+  Masks masks(problem, arguments);
+  for (int64_t kv = page * problem.page_size; kv < (page + 1) * problem.page_size; ++kv) {
+    for (int64_t h = 0; h < heads; ++h) {
+      for (int64_t q = 0; q < arguments.q.sizes[2]; ++q) {
+        if (masks.keep(masks.coordinates(b, h, q, kv))) {
+          return true;
         }
       }
     }
-    return false;
   }
-
-  int64_t q_len_;
-  visits::Visits visits_;
-  std::vector<score::Interval> scratch_;
-};
+  return false;
+}
 
 // One row of a page table.
 struct PageRow {
@@ -104,49 +78,61 @@ struct PageRow {
 
   int32_t operator[](int64_t i) const { return pages[i * stride]; }
   bool is_missing(int64_t i) const { return (*this)[i] < 0 || (*this)[i] >= count; }
-  // A loop without branches, since this is all that most calls need.
+  // A loop without branches, since this is all that most calls need. Tables for long sequences have thousands of
+  // entries in each row, which vectors read if the compiler sees that they are adjacent.
   bool has_missing() const {
-    uint32_t largest = 0;  // negative numbers are large ones here
-    for (int64_t i = 0; i < width; ++i) {
-      largest = std::max(largest, static_cast<uint32_t>((*this)[i]));
-    }
-    return width > 0 && largest >= static_cast<uint64_t>(count);
-  }
-  // The end of the run of entries, all missing or all present, that begins at `begin`.
-  int64_t run_end(int64_t begin) const {
-    int64_t end = begin + 1;
-    while (end < width && is_missing(end) == is_missing(begin)) {
-      ++end;
-    }
-    return end;
+    const auto last = static_cast<uint32_t>(std::min<int64_t>(count, INT32_MAX) - 1);
+    const auto outside = [&](auto step) {
+      uint32_t bits = 0;  // the highest one is set if an entry is negative, or the last page minus it
+      for (int64_t i = 0; i < width; ++i) {
+        const auto entry = static_cast<uint32_t>(pages[i * step]);
+        bits |= entry | (last - entry);
+      }
+      return bits >> 31 != 0;
+    };
+    return stride == 1 ? outside(std::integral_constant<int64_t, 1>()) : outside(stride);
   }
 };
 
+// The pages that a batch's queries visit. Kept by each thread, so that a repeated call allocates nothing.
+struct VisitedPages {
+  visits::Visits visits;
+  visits::VisitRow row;
+};
+
+VisitedPages& visited_pages() {
+  static constinit thread_local PerThread<VisitedPages> visited;
+  return visited.get();
+}
+
 Status verify_pages(const Problem& problem, const AttentionArguments& arguments) {
   const TensorView& table = *arguments.page_table;
-  if (arguments.q.sizes[2] == 0) {
+  const int64_t q_len = arguments.q.sizes[2];
+  if (q_len == 0) {
     return {};
   }
-  std::optional<MissingPages> missing;  // few tables need it
+  VisitedPages* visited = nullptr;  // few tables need it
   for (int64_t b = 0; b < table.sizes[0]; ++b) {
     const PageRow row{static_cast<const int32_t*>(table.data) + b * table.strides[0], table.strides[1], table.sizes[1],
                       arguments.k.sizes[0]};
     if (!row.has_missing()) {
       continue;
     }
-    if (!missing) {
-      missing.emplace(problem, arguments);
+    if (visited == nullptr) {
+      visited = &visited_pages();
+      visited->visits.bind(problem, table.sizes[0], q_len, kv_length(problem, arguments), arguments.captures);
+      visited->visits.reserve(visited->row, 0);
     }
-    for (int64_t begin = 0, end = 0; begin < row.width; begin = end) {
-      end = row.run_end(begin);
-      if (!row.is_missing(begin)) {
-        continue;
-      }
-      if (const int64_t i = missing->first_read(b, begin, end); i < end) {
-        return invalid_argument(
-            "page_table: entry [{}, {}] is {}; expected 0 to {}, since its keys are not masked; key_lengths in the "
-            "problem masks the keys behind a sequence's end",
-            b, i, row[i], row.count - 1);
+    const int64_t heads = visited->visits.depends_on_h() ? problem.q_heads : 1;
+    visited->visits.row(b, 0, problem.q_heads, 0, q_len, problem.page_size, visited->row);
+    for (const visits::TileRun& run : visited->row.runs) {
+      for (int64_t i = run.begin; i < run.end; ++i) {
+        if (row.is_missing(i) && (run.kind == visits::TileKind::kFull || reads_page(problem, arguments, b, heads, i))) {
+          return invalid_argument(
+              "page_table: entry [{}, {}] is {}; expected 0 to {}, since its keys are not masked; key_lengths in the "
+              "problem masks the keys behind a sequence's end",
+              b, i, row[i], row.count - 1);
+        }
       }
     }
   }

@@ -1,6 +1,7 @@
 // A repeated call allocates nothing; a call without enough memory writes nothing; and a cancelled call leaks nothing.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstring>
 #include <optional>
@@ -125,6 +126,24 @@ TEST(Allocation, AWarmedCallAllocatesNothing) {
       }
     }
   }
+}
+
+// Masked pages need no place in memory: engines fill a table behind a sequence's end with -1.
+TEST(Allocation, AWarmedCallWithMissingPagesAllocatesNothing) {
+  const Problem problem = *parse_problem("attn b2 hq8 hkv2 sq1 skv96 d64 page_size=16 key_lengths");
+  const Result<Attention> attention = Attention::compile(problem);
+  testing::Random random(1);
+  const testing::OwnedArguments arguments = testing::dense_arguments(problem, random);
+  std::fill_n(static_cast<int32_t*>(arguments.views.captures[0].data), 2, 20);
+  std::fill_n(static_cast<int32_t*>(arguments.views.page_table->data), 12, -1);
+  for (const int entry : {0, 1, 6, 7}) {
+    static_cast<int32_t*>(arguments.views.page_table->data)[entry] = 0;
+  }
+  const Status first = attention->run(arguments.views);
+  ASSERT_TRUE(first.ok()) << first.error().message;
+  const int64_t before = testing::allocation_count();
+  EXPECT_TRUE(attention->run(arguments.views).ok());
+  EXPECT_EQ(testing::allocation_count() - before, 0);
 }
 
 void fill_with(const std::vector<TensorView>& views, int byte) {
