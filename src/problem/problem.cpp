@@ -92,6 +92,9 @@ Status verify(const Problem& problem) {
   }
   FLASHLIFT_RETURN_IF_ERROR(verify_dtype("the problem", problem.dtype));
   FLASHLIFT_RETURN_IF_ERROR(verify_dtype("the output", problem.out_dtype));
+  if (problem.empty_rows > EmptyRows::kNan) {
+    return invalid_argument("empty_rows is {}, expected kZero, kUniform or kNan", static_cast<int>(problem.empty_rows));
+  }
   if (problem.want_residual && problem.out_dtype == DType::kF32) {
     return invalid_argument("residual is the output's rounding error to 16 bits, but the output is f32; leave it out");
   }

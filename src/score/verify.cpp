@@ -113,6 +113,10 @@ Status verify_captures(const Program& program) {
     if (!names.insert(capture.name).second) {
       return invalid_argument("two captured tensors are named `{}`", capture.name);
     }
+    if (capture.dtype > DType::kF64) {
+      return invalid_argument("captured tensor `{}` has dtype {}, which does not exist", capture.name,
+                              static_cast<int>(capture.dtype));
+    }
     if (capture.shape.size() > static_cast<size_t>(kMaxRank)) {
       return invalid_argument("captured tensor `{}` has {} dimensions, at most {} are supported", capture.name,
                               capture.shape.size(), kMaxRank);

@@ -141,6 +141,14 @@ TEST(VerifyArguments, TakesOutputsOfAnyLayoutThatDoesNotOverlap) {
   EXPECT_EQ(call.error(), "");
 }
 
+TEST(VerifyProblem, RefusesEmptyRowsThatDoNotExist) {
+  Problem problem = *parse_problem("attn h1 s8 d8");
+  problem.empty_rows = static_cast<EmptyRows>(3);
+  const Status status = verify(problem);
+  ASSERT_FALSE(status.ok());
+  EXPECT_EQ(status.error().message, "empty_rows is 3, expected kZero, kUniform or kNan");
+}
+
 // Gives each tensor of a call a view that no memory can have.
 TEST(VerifyArguments, RefusesViewsThatNoMemoryHas) {
   const auto tensors = [](AttentionArguments& arguments) {

@@ -160,5 +160,17 @@ TEST(Builder, RefusesOperationsThatDoNotExist) {
   }
 }
 
+TEST(Builder, RefusesCapturedTensorsOfDtypesThatDoNotExist) {
+  for (const int dtype : {static_cast<int>(DType::kF64) + 1, 255}) {
+    Program program{.kind = ProgramKind::kMaskMod, .captures = {{.name = "t", .dtype = static_cast<DType>(dtype)}}};
+    program.nodes = {{.op = Op::k_load, .type = Type::kI32, .operands = {}},
+                     {.op = Op::k_to_i1, .type = Type::kI1, .operands = {0}}};
+    program.result = 1;
+    const Status status = score::verify(program);
+    ASSERT_FALSE(status.ok());
+    EXPECT_NE(status.error().message.find("`t` has dtype"), std::string::npos) << status.error().message;
+  }
+}
+
 }  // namespace
 }  // namespace flashlift
