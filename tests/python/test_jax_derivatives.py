@@ -104,6 +104,20 @@ def test_rows_without_keys(normalized):
     np.testing.assert_allclose(of_row, np.full(v.shape, 2 * of_head), rtol=1e-6)  # two query heads read each value
 
 
+@pytest.mark.parametrize("read", ["load t[kv]", "search t[kv]"])
+def test_an_empty_table_reads_as_one_zero(read):
+    features = (
+        f"score_mod(t: i32[?]) {{ %0 = {read}; %1 = to_f32 %0; %2 = sub %1, 0.5; %3 = mul score, %2; return %3 }}"
+    )
+    q, k, v = normal(1, 4, 1, 8), normal(1, 6, 1, 8), normal(1, 6, 1, 8)
+    attend = lambda table: lambda q: flashlift.jax.attention(q, k, v, features, captures={"t": jnp.int32(table)})
+    expected = attend([0])(q)
+    np.testing.assert_array_equal(attend([])(q), expected)
+    out, along = jax.jvp(attend([]), (q,), (q,))
+    np.testing.assert_allclose(out, expected, atol=1e-6)
+    np.testing.assert_allclose(along, jax.jvp(attend([0]), (q,), (q,))[1], atol=1e-6)
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_gradients_of_small_tables_are_sums_in_float32(dtype):
     """Of elements of 16 bits that thousands of scores read."""

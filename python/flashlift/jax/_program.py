@@ -152,6 +152,8 @@ def evaluate(
     """The program's result for inputs that broadcast: the coordinates, the lengths, and, in a score_mod, the score.
     Elements of captured tensors have a derivative only where they are kept."""
     values = dict(inputs)
+    # An empty tensor reads as one 0.
+    captures = {name: one if one.size else jnp.zeros((1,) * one.ndim, one.dtype) for name, one in captures.items()}
 
     def value(text: str) -> jax.Array:
         return values[text] if text in values else _constant(text)
@@ -197,7 +199,7 @@ def _loaded(tensor: jax.Array, indices: Sequence[jax.Array]) -> jax.Array:
 def _searched(tensor: jax.Array, x: jax.Array) -> jax.Array:
     size = tensor.shape[0]
     found = jnp.zeros(x.shape, jnp.int32)
-    step = 1 << (size.bit_length() - 1) if size else 0
+    step = 1 << (size.bit_length() - 1)
     while step:
         further = found + step
         at = tensor[jnp.clip(further - 1, 0, size - 1)]
