@@ -18,7 +18,7 @@ import pytest
 import torch
 import torch.nn.attention.flex_attention as theirs
 from flashlift.torch import flex_attention
-from flashlift.torch._mods import walk
+from flashlift.torch._mods import families, walk
 from test_torch_flex import unfused
 
 
@@ -201,6 +201,78 @@ def test_a_mod_that_leads_to_very_much():
         torch.testing.assert_close(out, expected, atol=1e-5, rtol=1e-5)
         got, wanted = (torch.autograd.grad(one.square().sum(), owner.bias) for one in (out, expected))
         torch.testing.assert_close(got, wanted, atol=1e-4, rtol=1e-4)
+
+
+class Vast:
+    """Its method names a field that leads to very much, as those of a transformers configuration do."""
+
+    kind = 0.5
+
+    def __init__(self, inner=None):
+        self.everything = {i: [Part(i), Part(-i)] for i in range(700)}
+        self.inner, self.factor, self._hidden = inner, 0.5, 0.5
+        self.bias = torch.nn.Parameter(torch.randn(20))
+
+    def __len__(self):
+        return len(self.everything)
+
+    @property
+    def computed(self):
+        return self._hidden * 2
+
+    @property
+    def added(self):
+        return self.bias + 1
+
+    def method(self, score, b, h, q, kv):
+        return score * self.inner.factor + (lambda: self.factor)()
+
+    def __call__(self, score, b, h, q, kv):
+        return score * self.inner.factor
+
+
+class HeirOfVast(Vast):
+    def method(self, score, b, h, q, kv):
+        return super().method(score, b, h, q, kv) * self._hidden
+
+
+VAST = Vast(HeirOfVast())
+# A way to the number that changes, and whether the mod is traced once for each.
+PATHS = {
+    "path": (lambda s, b, h, q, kv: s * VAST.inner.factor, True),
+    "inner_function": (lambda s, b, h, q, kv: (lambda: s * VAST.inner.factor)(), True),
+    "property": (lambda s, b, h, q, kv: s * VAST.inner.computed, True),
+    "class": (lambda s, b, h, q, kv: s * VAST.kind, True),
+    "method": (VAST.method, True),
+    "call": (VAST, True),
+    "partial": (functools.partial(VAST.method), True),
+    "tensor": (lambda s, b, h, q, kv: s * VAST.inner.factor + VAST.bias[kv] * VAST.bias.shape[0], True),
+    "missing": (lambda s, b, h, q, kv: s * (VAST.inner.none.factor if h is None else VAST.inner.factor), True),
+    "through": (lambda s, b, h, q, kv: attribute_of(s, VAST.inner.factor), True),
+    "new_tensor": (lambda s, b, h, q, kv: s * VAST.factor + VAST.added[kv], False),
+    "local": (lambda s, b, h, q, kv: [s * one.factor for one in [VAST.inner]][0], False),
+    "super": (VAST.inner.method, False),
+    "self": (lambda s, b, h, q, kv: attribute_of(s, VAST.method.__self__.factor), False),
+}
+
+
+def attribute_of(score, number):
+    return score * number
+
+
+@pytest.mark.parametrize("name", PATHS)
+def test_attributes_of_what_leads_to_very_much(name, monkeypatch):
+    VAST.inner.inner = VAST
+    mod, is_kept = PATHS[name]
+    traces = []
+    trace = families.trace
+    monkeypatch.setattr(families, "trace", lambda *given, **rest: traces.append(given) or trace(*given, **rest))
+    for number in (0.5, 2.0, -1.25, 0.5, 2.0):
+        VAST.factor, VAST.inner.factor, VAST.inner._hidden, VAST._hidden = number + 1, number, number, number
+        Vast.kind = number
+        VAST.bias = torch.nn.Parameter(torch.randn(20))
+        assert_right(mod)
+    assert (len(traces) == 3) == is_kept
 
 
 def with_functions(functions):

@@ -1,9 +1,12 @@
 """Traces kept for functions of the same structure."""
 
+import contextlib
+import functools
 import threading
+import types
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
-from typing import NamedTuple
+from collections.abc import Callable, Hashable, Iterable
+from typing import Any, NamedTuple
 
 import torch
 
@@ -42,6 +45,7 @@ class _Family:
 _families: OrderedDict[Hashable, _Family] = OrderedDict()
 # Keys of mods that read tensors which a walk by names does not find, such as the weights of a module that they call.
 _walked_wholly: OrderedDict[Hashable, None] = OrderedDict()
+_walked_by_paths: OrderedDict[Hashable, None] = OrderedDict()  # codes of mods that lead to very much
 
 
 class Leaves(NamedTuple):
@@ -62,9 +66,9 @@ def traced(mod: Callable, kind: str) -> tuple[Trace, Leaves]:
 
 
 def _traced_by_walk(mod: Callable, kind: str) -> tuple[Trace, Leaves]:
-    walk, structure = _walked(mod)
-    types = autocast_state(), torch.get_default_dtype()  # in which a mod's own operations compute
-    key = (kind, structure, types)
+    walk, structure = _walked_shortest(mod)
+    dtypes = autocast_state(), torch.get_default_dtype()  # in which a mod's own operations compute
+    key = (kind, structure, dtypes)
     try:
         walks_wholly = key in _walked_wholly
     except TypeError:  # sizes that a graph leaves open are not hashable
@@ -72,7 +76,7 @@ def _traced_by_walk(mod: Callable, kind: str) -> tuple[Trace, Leaves]:
         return trace(mod, kind, walk.tensors), _leaves(walk, frozenset())
     if walks_wholly:
         walk, structure = _walked(mod, wholly=True)
-        return _traced(mod, kind, walk, ("wholly", kind, structure, types))
+        return _traced(mod, kind, walk, ("wholly", kind, structure, dtypes))
     found, leaves = _traced(mod, kind, walk, key)
     if not found.reads_unknown:
         return found, leaves
@@ -84,12 +88,45 @@ def _traced_by_walk(mod: Callable, kind: str) -> tuple[Trace, Leaves]:
     return _traced_by_walk(mod, kind)
 
 
-def _walked(mod: Callable, wholly: bool = False) -> tuple[Walk, Hashable]:
+def _walked_shortest(mod: Callable) -> tuple[Walk, Hashable]:
+    """A walk by paths, if the functions of this mod once led to too much."""
+    if not _walked_by_paths or _codes(mod) not in _walked_by_paths:
+        try:
+            return _walked(mod)
+        except TooLarge:
+            with _lock:
+                _walked_by_paths[_codes(mod)] = None
+                if len(_walked_by_paths) > _CAPACITY:
+                    _walked_by_paths.popitem(last=False)
+    call = getattr(type(mod), "__call__", None)  # noqa: B004 - its code, not whether there is one
+    if isinstance(call, types.FunctionType) and not isinstance(mod, torch.nn.Module):
+        mod = types.MethodType(call, mod)
+    return _walked(mod, by_paths=True)
+
+
+def _content(cell: types.CellType) -> Any:
+    with contextlib.suppress(ValueError):  # not assigned yet
+        return cell.cell_contents
+    return None
+
+
+def _codes(value: Any, depth: int = 4) -> Hashable:
+    """The codes of a function and of those in its closure: a function that joins others alone says little."""
+    value = value.func if isinstance(value, functools.partial) else value
+    value = value.__func__ if isinstance(value, types.MethodType) else value
+    inner: Iterable[Any] = value if isinstance(value, tuple) else ()
+    own: Any = type(value)
+    if isinstance(value, types.FunctionType):
+        own, inner = value.__code__, (_content(cell) for cell in value.__closure__ or ())
+    return (own, *(_codes(one, depth - 1) for one in inner)) if depth else None
+
+
+def _walked(mod: Callable, wholly: bool = False, by_paths: bool = False) -> tuple[Walk, Hashable]:
     """A walk, and the structure that it found. Any object may be passed to any function of the mod, so that the names
     in any function apply to all objects."""
     names: frozenset[str] = frozenset()
     while True:
-        walk = Walk(wholly, names)
+        walk = Walk(wholly, names, by_paths)
         structure = walk.of(mod, frozenset())
         if walk.names_of_all is None or walk.met <= walk.names_of_all:
             return walk, (structure, walk.layouts())

@@ -49,6 +49,38 @@ def names_in(code: types.CodeType) -> frozenset[str]:
     return frozenset(names)
 
 
+@functools.lru_cache(maxsize=4096)
+def paths_in(code: types.CodeType) -> dict[str, list[tuple[str, ...]]]:
+    """What a function and its inner functions read of each variable: ("config", "window") for one.config.window, and an
+    empty path for any other use of one."""
+    found: dict[str, set[tuple[str, ...]]] = {}
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            for name, paths in paths_in(constant).items():
+                found.setdefault(name, set()).update(paths)
+    if "super" in code.co_names:  # which reads the first argument without an instruction
+        found.setdefault(code.co_varnames[0] if code.co_varnames else "", set()).add(())
+    instructions = [one for one in dis.get_instructions(code) if one.opname != "EXTENDED_ARG"]
+    for place, one in enumerate(instructions):
+        if one.opname in ("MAKE_CELL", "LOAD_CLOSURE") or not _has_variable(one):
+            continue
+        *others, last = one.argval if isinstance(one.argval, tuple) else (one.argval,)
+        for name in others:  # since Python 3.13, an instruction may have two variables
+            found.setdefault(name, set()).add(())
+        then = itertools.takewhile(_loads_attribute, instructions[place + 1 :] if "LOAD" in one.opname else ())
+        found.setdefault(last, set()).add(tuple(attribute.argval for attribute in then))
+    return {name: sorted(paths) for name, paths in found.items()}
+
+
+def _has_variable(one: dis.Instruction) -> bool:
+    return any(part in one.opname for part in ("_FAST", "DEREF", "GLOBAL", "_NAME"))
+
+
+def _loads_attribute(one: dis.Instruction) -> bool:
+    is_method = sys.version_info >= (3, 12) and one.arg is not None and one.arg & 1
+    return one.opname == "LOAD_ATTR" and not is_method
+
+
 def names_of_getter(value: Any) -> set[str]:
     """The names that an attrgetter or a methodcaller reads; none for other objects."""
     if not isinstance(value, (operator.attrgetter, operator.methodcaller)):
@@ -97,12 +129,13 @@ def globals_read(function: types.FunctionType) -> list[str]:
     ]
 
 
-def modules_read(function: types.FunctionType) -> list[types.ModuleType]:
-    """Modules whose content may change: not a library's, and imported inside the function or before it."""
+def modules_read(function: types.FunctionType) -> list[tuple[str, types.ModuleType]]:
+    """The names of modules, and modules, whose content may change: not a library's, and imported inside the function or
+    before it."""
     globals_ = function.__globals__
     names = _sorted_names_in(function.__code__)
-    found = [globals_[name] if name in globals_ else sys.modules.get(name) for name in names]
-    return [one for one in found if isinstance(one, types.ModuleType) and not is_librarys(one.__name__)]
+    found = [(name, globals_[name] if name in globals_ else sys.modules.get(name)) for name in names]
+    return [(name, one) for name, one in found if isinstance(one, types.ModuleType) and not is_librarys(one.__name__)]
 
 
 @functools.lru_cache(maxsize=4096)

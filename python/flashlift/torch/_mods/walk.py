@@ -33,6 +33,7 @@ from flashlift.torch._mods.objects import (
     names_of_getter,
     operators_of,
     own_part_of,
+    paths_in,
     slots_of,
 )
 
@@ -61,9 +62,10 @@ class TooLarge(Exception):
 
 class Walk:
     """One pass over all that a function captures. Of an object, it visits only attributes that a function names, unless
-    the object is needed as a whole."""
+    the object is needed as a whole. By paths, it visits only what stands at the end of one.config.window if a function
+    uses a variable in no other way. That is less, but Copy does not know of it: no numbers become arguments."""
 
-    def __init__(self, wholly: bool = False, names: frozenset[str] = frozenset()) -> None:
+    def __init__(self, wholly: bool = False, names: frozenset[str] = frozenset(), by_paths: bool = False) -> None:
         # Whether a function may behave differently if a number is replaced by a tensor.
         self.distinguishes_tensors = False
         # Whether something that Copy copies refers back to itself: the copy would refer back to the original.
@@ -77,11 +79,12 @@ class Walk:
         self.numbers: list[int | float] = []  # numbers that may become arguments
         self.fields: dict[int, list[str]] = {}  # by the identity of each object: the attributes that were looked up
         self._wholly = wholly
+        self._by_paths = by_paths
         self._places: dict[int, int] = {}
         self._visited: dict[tuple[int, frozenset[str] | None], tuple[int, Any]] = {}
         # What is being visited, by its identity: its depth, and whether its numbers may become arguments.
         self._open: dict[int, tuple[int, bool]] = {}
-        self._in_fixed = 0
+        self._in_fixed = int(by_paths)
         self._left = _LARGEST
 
     def of(self, value: Any, names: frozenset[str]) -> Hashable:
@@ -142,8 +145,9 @@ class Walk:
         if kind is types.FunctionType:
             return self._function(value)
         if kind is types.MethodType:
-            names = names | names_in(value.__func__.__code__)
-            return (self._function(value.__func__), self.of(value.__self__, names))
+            code = value.__func__.__code__
+            first = code.co_varnames[0] if code.co_argcount else None
+            return (self._function(value.__func__), self._variable(first, value.__self__, code, names | names_in(code)))
         if kind is functools.partial:
             parts = (value.func, value.args, value.keywords)
             return ("partial", *(self.of(part, names) for part in parts), *self._attributes(value, names))
@@ -199,22 +203,50 @@ class Walk:
             if seen is not None:
                 return seen
         names = names_in(code)
+        if self._by_paths and "__self__" in names:  # a way to an object beside those of paths_in
+            raise TooLarge
         self.met |= names
         self.distinguishes_tensors |= distinguishes_tensors(code)
         cells: list[Hashable] = []
-        for cell in function.__closure__ or ():
+        for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
             try:
-                cells.append(self.of(cell.cell_contents, names))
+                content = cell.cell_contents
             except ValueError:  # not assigned yet
                 cells.append("empty")
+            else:
+                cells.append(self._variable(name, content, code, names))
         globals_ = function.__globals__
-        read: list[Hashable] = [(name, self.of(globals_[name], names)) for name in globals_read(function)]
-        read += [self.of(one, names) for one in modules_read(function)]
+        read: list[Hashable] = [
+            (name, self._variable(name, globals_[name], code, names)) for name in globals_read(function)
+        ]
+        read += [self._variable(name, one, code, names) for name, one in modules_read(function)]
         self.changes |= not names.isdisjoint(_UNSEEN)
         defaults = function.__defaults__, function.__kwdefaults__
         read += [None if one is None else self.of(one, names) for one in defaults]
         read += self._attributes(function, names)
         return (code, *cells, tuple(read))
+
+    def _variable(self, name: str | None, value: Any, code: types.CodeType, names: frozenset[str]) -> Hashable:
+        """Visits what a function, and those in it, read of a variable."""
+        if not self._by_paths or name is None:
+            return self.of(value, names)
+        return tuple([self._end(path, value, names) for path in paths_in(code).get(name, ())])
+
+    def _end(self, path: tuple[str, ...], value: Any, names: frozenset[str]) -> Hashable:
+        """Visits what stands at the end of a path, or the first tensor on it."""
+        for name in path:
+            if isinstance(value, torch.Tensor):
+                break
+            member = next((vars(base)[name] for base in type(value).__mro__ if name in vars(base)), None)
+            if isinstance(member, property):
+                self.of(member.fget, names)  # which may read what changes without a trace
+            try:
+                value = getattr(value, name)
+            except AttributeError:
+                return "missing"
+            except Exception as error:
+                raise TooLarge from error
+        return self.of(value, names)
 
     def _attributes(self, value: Any, names: frozenset[str]) -> list[Hashable]:
         """What was stored on something that has other content: on a function, a partial or a tensor."""
