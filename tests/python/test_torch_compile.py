@@ -247,3 +247,20 @@ def test_compile_of_float64():
         if attend is compiled:
             expected = out, gradient
     torch.testing.assert_close((out, gradient), expected)
+
+
+def test_compiled_autograd_of_an_eager_call():
+    arguments = [one.requires_grad_() for one in tensors()]
+    bias = torch.randn(4, 60, requires_grad=True)
+
+    @torch.compiler.disable
+    def model(q, k, v):
+        return flex_attention(q, k, v, lambda score, b, h, i, j: score + bias[h, j], mask_mod=torch_mods.causal)
+
+    def step(*given):
+        model(*given).square().sum().backward()
+
+    expected = torch.autograd.grad(model(*arguments).square().sum(), (*arguments, bias))
+    with torch._dynamo.config.patch(compiled_autograd=True):
+        torch.compile(step, backend="aot_eager")(*arguments)
+    torch.testing.assert_close(tuple(one.grad for one in (*arguments, bias)), expected, atol=1e-5, rtol=1e-5)

@@ -92,7 +92,13 @@ class Direct(torch.autograd.Function):
         wanted = wanted_of(ctx.needs_input_grad[FLAT_CAPTURES:], captures)
         grad_out = torch.zeros_like(out) if grad_out is None else grad_out
         given = (grad_out, query, key, value, out, lse, residual, *captures)
-        if torch.is_grad_enabled() or not are_plain([one for one in (*given, grad_lse, sinks) if one is not None]):
+        if (
+            torch.compiler.is_dynamo_compiling()
+        ):  # compiled autograd; Dynamo would give _Backward's *given a context, too
+            read = query, key, value, out, lse, residual, captures, sinks, seed
+            backward = torch.ops.flashlift.attention_backward
+            gradients = backward(grad_out, grad_lse, *read, wanted, ctx.features, ctx.scale)
+        elif torch.is_grad_enabled() or not are_plain([one for one in (*given, grad_lse, sinks) if one is not None]):
             gradients = _Backward.apply(tuple(wanted), ctx.features, ctx.scale, grad_out, grad_lse, *saved)
         else:
             call = Call.of_backward(query, key, value, captures, sinks, seed, ctx.features, ctx.scale, out, residual)
