@@ -1,6 +1,7 @@
 """Less common uses of PyTorch: broadcast keys, profiling, other default devices, odd shapes."""
 
 import importlib
+import math
 
 import numpy as np
 import pytest
@@ -110,6 +111,18 @@ def test_sinh_keeps_its_digits_near_zero():
     q, k, v = (torch.randn(1, 2, 9, 16) for _ in range(3))
     out = flex_attention(q, k, v, lambda s, b, h, i, j: torch.sinh(s * 1e-5) * 1e5)
     torch.testing.assert_close(out, flex_attention(q, k, v), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("function", [torch.asinh, torch.acosh])
+def test_inverse_hyperbolic_functions_of_large_numbers(function):
+    numbers = torch.tensor([1e-20, 0.0, 0.3, 1.5, -1e5, 2e18, 1e25, -1e25, math.inf, -math.inf], requires_grad=True)
+    q, k = torch.zeros(1, 1, len(numbers), 4), torch.zeros(1, 1, 1, 4)
+    lse = flex_attention(q, k, k, lambda s, b, h, i, j: function(numbers[i]), return_lse=True)[1].flatten()
+    expected = function(numbers.double())
+    torch.testing.assert_close(lse.double(), expected, equal_nan=True, atol=1e-30, rtol=2e-6)
+    within = numbers.isfinite() & expected.isfinite()
+    got, wanted = (torch.autograd.grad(one[within].sum(), numbers)[0][within] for one in (lse, expected))
+    torch.testing.assert_close(got, wanted, atol=1e-30, rtol=2e-6)
 
 
 @pytest.mark.parametrize("compiles", [False, True], ids=["eager", "compiled"])

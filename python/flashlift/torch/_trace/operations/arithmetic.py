@@ -239,17 +239,22 @@ def _arccosine(builder: Builder, x: Node) -> Node:
 
 @_odd
 def _area_sine(builder: Builder, size: Node) -> Node:
-    """The inverse hyperbolic sine, computed by log1p without a difference of large numbers, for either sign."""
-    one = builder.constant(1.0, "f32")
+    """The inverse hyperbolic sine, computed by log1p without a difference of large numbers, for either sign. Beyond
+    2**60, whose square is finite, it grows as the logarithm."""
+    one, limit = builder.constant(1.0, "f32"), builder.constant(2.0**60, "f32")
+    beyond = builder.emit("log", _scaled(builder, builder.emit("max", size, limit), 2.0**-60))
+    size = builder.emit("min", size, limit)
     square = builder.emit("mul", size, size)
     root = builder.emit("add", one, builder.emit("sqrt", builder.emit("add", one, square)))
-    return builder.emit("log1p", builder.emit("add", size, builder.emit("div", square, root)))
+    within = builder.emit("log1p", builder.emit("add", size, builder.emit("div", square, root)))
+    return builder.emit("add", within, beyond)
 
 
 def _area_cosine(builder: Builder, x: Node) -> Node:
     one = builder.constant(1.0, "f32")
     rest = builder.emit("sub", x, one)
-    root = builder.emit("sqrt", builder.emit("mul", rest, builder.emit("add", x, one)))
+    # Not the root of the product, which is positive below -1.
+    root = builder.emit("mul", builder.emit("sqrt", rest), builder.emit("sqrt", builder.emit("add", x, one)))
     return builder.emit("log1p", builder.emit("add", rest, root))
 
 
