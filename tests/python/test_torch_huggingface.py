@@ -164,6 +164,13 @@ def test_a_mask_is_no_tensor():
     assert "mask_mod" in str(mask)
 
 
+@pytest.mark.parametrize("name", ["sinks", "indices", "block_indices"])
+def test_a_model_that_asks_for_other_attention(name):
+    q = torch.randn(1, 2, 5, 8)
+    with pytest.raises(NotImplementedError, match=f'Linear passes {name}=.*expected attn_implementation="eager"'):
+        huggingface.attention_forward(torch.nn.Linear(1, 1), q, q, q, None, **{name: torch.zeros(1)})
+
+
 def test_weights_are_not_stored():
     q, k, v = (torch.randn(1, 2, 5, 8) for _ in range(3))
     with pytest.warns(UserWarning, match="output_attentions=True gives no weights"):

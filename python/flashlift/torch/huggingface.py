@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch.nn.attention.flex_attention import BlockMask
 
+from flashlift._errors import UnsupportedError
 from flashlift.torch._attention.flex_attention import flex_attention
 from flashlift.torch._internals import warn_once
 from flashlift.torch._run.modes import are_readable, makes_graph
@@ -40,6 +41,10 @@ _IS_NO_TENSOR = (
     "this model computes with its masks itself, but here a mask is a function for transformers' AttentionInterface; "
     'expected attn_implementation="eager" for this model'
 )
+
+
+# What some models' sparse attention and sinks of each query are passed as.
+_NOT_COMPUTED = ("sinks", "indices", "block_indices")
 
 
 class Mask(BlockMask):
@@ -151,6 +156,12 @@ def attention_forward(
             "flashlift_output_attentions",
             'flashlift: output_attentions=True gives no weights, which are never stored; use "eager" for them',
         )
+    for name in _NOT_COMPUTED:
+        if kwargs.get(name) is not None:
+            raise UnsupportedError(
+                f"{type(module).__name__} passes {name}= to its attention, which this one does not compute; expected "
+                'attn_implementation="eager" for this model'
+            )
     mask_mod = block_mask = None
     if isinstance(attention_mask, Mask):
         mask_mod = attention_mask.mask_mod
