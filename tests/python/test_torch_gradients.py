@@ -190,6 +190,20 @@ def test_func_grad_vmap_and_checkpoint():
     torch.testing.assert_close(per_sample[0], plain[0])
 
 
+def test_batched_gradients_of_one_call():
+    q, k, v = (one.requires_grad_() for one in small())
+    out = flex_attention(q, k, v, mask_mod=torch_mods.causal, enable_gqa=True)
+    cotangents = torch.randn(3, *out.shape)
+
+    def gradients(cotangent):
+        return torch.autograd.grad(out, (q, k, v), cotangent, retain_graph=True)
+
+    for together, *single in zip(torch.vmap(gradients)(cotangents), *map(gradients, cotangents), strict=True):
+        assert torch.equal(together, torch.stack(single))
+    with pytest.raises(flashlift.UnsupportedError, match=r"is_grads_batched=True.*expected torch\.vmap"):
+        torch.autograd.grad(out, q, cotangents, is_grads_batched=True)
+
+
 def test_mods_that_a_transform_meets_first():
     """The tensors that a mod captures are wrapped by the transform while it is traced."""
     q, k, v = small()

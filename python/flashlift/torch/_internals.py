@@ -38,6 +38,7 @@ __all__ = [
     "disable_modes",
     "disable_transforms",
     "forward_mode_level",
+    "is_legacy_batched",
     "is_inductor_loaded",
     "is_making_graph",
     "is_seen_by_kernel_alone",
@@ -72,6 +73,8 @@ _GRAPH_MODES = (_C._TorchDispatchModeKey.PROXY, _C._TorchDispatchModeKey.FAKE)
 are_transforms_active = _C._are_functorch_transforms_active
 disable_transforms = _C._DisableFuncTorch
 is_wrapped_by_transform = _C._functorch.is_functorch_wrapped_tensor
+# Of the vmap before torch.func, by which torch.autograd.grad computes batched gradients; only the dispatcher sees it.
+is_legacy_batched = _C._functorch.is_legacy_batchedtensor
 
 # Take a device's number; only available if torch is built for GPUs.
 current_raw_stream: Any = getattr(_C, "_cuda_getCurrentRawStream", None)

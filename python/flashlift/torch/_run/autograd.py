@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from flashlift._errors import UnsupportedError
-from flashlift.torch._internals import RecordFunction
+from flashlift.torch._internals import RecordFunction, is_legacy_batched
 from flashlift.torch._run.call import FLAT_CAPTURES, Call
 from flashlift.torch._run.kernels import Results, by_capture, differentiate, run_for_backward
 from flashlift.torch._run.modes import are_plain
@@ -91,6 +91,11 @@ class Direct(torch.autograd.Function):
         query, key, value, out, lse, residual, sinks, seed, *captures = saved = ctx.saved_tensors
         wanted = wanted_of(ctx.needs_input_grad[FLAT_CAPTURES:], captures)
         grad_out = torch.zeros_like(out) if grad_out is None else grad_out
+        if is_legacy_batched(grad_out) or (grad_lse is not None and is_legacy_batched(grad_lse)):
+            raise UnsupportedError(
+                "flashlift: attention has no batched gradients (is_grads_batched=True, or jacobian(vectorize=True)); "
+                "expected torch.vmap of torch.autograd.grad, or torch.func.jacrev"
+            )
         given = (grad_out, query, key, value, out, lse, residual, *captures)
         if (
             torch.compiler.is_dynamo_compiling()

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from flashlift.torch._internals import (
+    are_transforms_active,
     count_of_modes,
     disable_modes,
     disable_transforms,
@@ -19,7 +20,7 @@ from flashlift.torch._internals import (
 def are_plain(tensors: Sequence[torch.Tensor]) -> bool:
     """Whether only the kernel and autograd must see a call: no transform, no mode, no subclass, and no lazy negation,
     which the kernel does not handle."""
-    if count_of_modes() or is_traced_by_jit():
+    if count_of_modes() or are_transforms_active() or is_traced_by_jit():
         return False
     if torch.compiler.is_compiling() or forward_mode_level() >= 0:
         return False

@@ -7,7 +7,6 @@ import torch
 
 from flashlift._errors import UnsupportedError
 from flashlift.torch._internals import (
-    are_transforms_active,
     differentiable,
     forward_mode_level,
     is_seen_by_kernel_alone,
@@ -66,7 +65,6 @@ def _register_autograd(name: str, kernel: Callable[..., Any], backward: Any, set
         tensors += [one for some in given if type(some) is list for one in some if isinstance(one, torch.Tensor)]
         if (
             (torch.is_grad_enabled() and any([one.requires_grad for one in tensors]))  # noqa: C419 - quicker than a generator
-            or are_transforms_active()
             or not are_plain(tensors)
             or tensors[0].device.type not in DEVICES
         ):
