@@ -275,6 +275,31 @@ def test_attributes_of_what_leads_to_very_much(name, monkeypatch):
     assert (len(traces) == 3) == is_kept
 
 
+UNSEEN = {
+    "deque": lambda one: collections.deque([one]),
+    "list": lambda one: [one] + [0] * walk.MAX_ITEMS,
+}
+
+
+@pytest.mark.parametrize("shape", [(), (20,)], ids=str)
+@pytest.mark.parametrize("name", UNSEEN)
+def test_tensors_where_no_walk_finds_them(name, shape):
+    q, k, v = torch.randn(3, 1, 2, 20, 8)
+
+    def attend(table, attend=flex_attention):
+        hidden = UNSEEN[name](table)
+        return attend(q, k, v, lambda score, b, h, i, j: score + (hidden[0] * 2).sum() * (score + j / 9))
+
+    table = torch.randn(shape, requires_grad=True)
+    for _ in range(3):
+        out, expected = attend(table), attend(table, lambda *given: unfused(*given)[0])
+        torch.testing.assert_close(out, expected, atol=1e-4, rtol=1e-4)
+        got, wanted = (torch.autograd.grad(one.square().sum(), table) for one in (out, expected))
+        torch.testing.assert_close(got, wanted, atol=1e-3, rtol=1e-3)
+    tables = torch.randn(3, *shape)
+    torch.testing.assert_close(torch.vmap(attend)(tables), torch.stack([attend(one) for one in tables]))
+
+
 def with_functions(functions):
     return lambda score, b, h, q, kv: functions[0](score)
 

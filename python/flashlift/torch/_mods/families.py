@@ -10,7 +10,12 @@ from typing import Any, NamedTuple
 
 import torch
 
-from flashlift.torch._internals import autocast_state, disable_transforms
+from flashlift.torch._internals import (
+    autocast_state,
+    disable_transforms,
+    is_making_graph,
+    is_wrapped_by_transform,
+)
 from flashlift.torch._mods.copy import Copy
 from flashlift.torch._mods.walk import TooLarge, Walk
 from flashlift.torch._trace import Trace, as_tensor, trace
@@ -59,10 +64,18 @@ def traced(mod: Callable, kind: str) -> tuple[Trace, Leaves]:
     """The trace of a mod, and the tensors and numbers that this function captures."""
     try:
         return _traced_by_walk(mod, kind)
-    except TooLarge:  # traced in every call; the first trace finds the tensors
-        first = trace(mod, kind, [])
-        leaves = first.unknown
-        return trace(mod, kind, leaves) if leaves else first, Leaves(leaves)
+    except TooLarge:  # traced in every call
+        return _with_unknown(mod, kind, trace(mod, kind, []), Leaves([]))
+
+
+def _with_unknown(mod: Callable, kind: str, found: Trace, leaves: Leaves) -> tuple[Trace, Leaves]:
+    """The trace for this call alone, of a mod that reads tensors which no walk finds. What the mod computes from these
+    is a constant of the given trace, without a gradient; where that matters, they become leaves of another one."""
+    unknown = found.unknown
+    if unknown and (is_making_graph() or any(one.requires_grad or is_wrapped_by_transform(one) for one in unknown)):
+        leaves = Leaves([*leaves.tensors, *unknown])
+        found = trace(mod, kind, leaves.tensors)
+    return found, leaves
 
 
 def _traced_by_walk(mod: Callable, kind: str) -> tuple[Trace, Leaves]:
@@ -76,7 +89,8 @@ def _traced_by_walk(mod: Callable, kind: str) -> tuple[Trace, Leaves]:
         return trace(mod, kind, walk.tensors), _leaves(walk, frozenset())
     if walks_wholly:
         walk, structure = _walked(mod, wholly=True)
-        return _traced(mod, kind, walk, ("wholly", kind, structure, dtypes))
+        found, leaves = _traced(mod, kind, walk, ("wholly", kind, structure, dtypes))
+        return _with_unknown(mod, kind, found, leaves)
     found, leaves = _traced(mod, kind, walk, key)
     if not found.reads_unknown:
         return found, leaves
