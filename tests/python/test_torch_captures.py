@@ -359,6 +359,22 @@ class Derived(Shared):
     pass
 
 
+class Meta(type):
+    @property
+    def computed(cls):
+        return NUMBER
+
+    def __getattr__(cls, name):
+        return NUMBER
+
+    def __len__(cls):
+        return int(2 * NUMBER + 3)
+
+
+class OfMeta(metaclass=Meta):
+    pass
+
+
 def imports(score, b, h, q, kv):
     import flashlift_test_settings
 
@@ -370,6 +386,9 @@ READERS = {
     "nested": lambda s, b, h, q, kv: s * NESTED["x"]["y"][0],
     "class": lambda s, b, h, q, kv: s * Shared.number,
     "base": lambda s, b, h, q, kv: s * Derived.number,
+    "metaclass": lambda s, b, h, q, kv: s * OfMeta.computed,
+    "getattr_of_metaclass": lambda s, b, h, q, kv: s * OfMeta.unknown,
+    "operator_of_metaclass": lambda s, b, h, q, kv: s * len(OfMeta),
     "static": Shared.static,
     "of_class": Derived.of_class,
     "context": lambda s, b, h, q, kv: s * CONTEXT.get(),

@@ -270,11 +270,15 @@ class Walk:
         if is_librarys(value.__module__):
             return _Identity(value)
         parts: list[Hashable] = [_Identity(value)]
-        for name in sorted(self._names_for_object(names)):
+        names = self._names_for_object(names)
+        for name in sorted(names):
             member = inspect.getattr_static(value, name, None)
             member = member.__func__ if isinstance(member, (staticmethod, classmethod)) else member
             if member is not None and not inspect.isdatadescriptor(member):
                 parts.append((name, self.of(member, names)))
+        meta = type(value)
+        own = {name for base in inspect.getmro(meta) if not is_librarys(base.__module__) for name in vars(base)}
+        self.changes |= not own.isdisjoint(names | operators_of(meta))  # it computes what is read
         return tuple(parts)
 
     def _object(self, value: Any, names: frozenset[str]) -> Hashable:
