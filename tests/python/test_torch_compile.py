@@ -264,3 +264,25 @@ def test_compiled_autograd_of_an_eager_call():
     with torch._dynamo.config.patch(compiled_autograd=True):
         torch.compile(step, backend="aot_eager")(*arguments)
     torch.testing.assert_close(tuple(one.grad for one in (*arguments, bias)), expected, atol=1e-5, rtol=1e-5)
+
+
+class Biased:
+    def __init__(self):
+        self.bias, self.factor = torch.randn(60), 2.0
+
+    def method(self, score, b, h, q, kv):
+        return score * self.factor + self.bias[kv]
+
+    compiled = torch.compile(method, backend="eager")
+
+
+@pytest.mark.parametrize("name", ["function", "method"])
+@torch.no_grad()
+def test_mods_that_are_compiled_themselves(name):
+    q, k, v = tensors()
+    biased = Biased()
+    bias, method = biased.bias, biased.method
+    function = torch.compile(lambda score, b, h, q, kv: score * biased.factor + bias[kv], backend="eager")
+    compiled = {"function": function, "method": biased.compiled}[name]
+    for biased.factor in (2.0, 3.0, 2.0):
+        assert torch.equal(flex_attention(q, k, v, compiled), flex_attention(q, k, v, method))

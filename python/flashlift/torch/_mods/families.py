@@ -62,6 +62,9 @@ class Leaves(NamedTuple):
 
 def traced(mod: Callable, kind: str) -> tuple[Trace, Leaves]:
     """The trace of a mod, and the tensors and numbers that this function captures."""
+    compiled = getattr(mod, "__dict__", {}).get("_torchdynamo_orig_callable")
+    if compiled is not None:  # by torch.compile: Dynamo would trace what traces the mod
+        mod = types.MethodType(compiled, mod.__self__) if isinstance(mod, types.MethodType) else compiled
     try:
         return _traced_by_walk(mod, kind)
     except TooLarge:  # traced in every call
