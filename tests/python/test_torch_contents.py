@@ -97,6 +97,14 @@ def test_a_subclass_with_operations_of_its_own_is_refused():
         flex_attention(*tensors(), lambda s, b, h, q, kv: s + counting[kv])
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit")
+def test_a_scripted_module_is_refused():
+    scripted = torch.jit.script(torch.nn.Linear(1, 1))
+    q = torch.randn(1, 1, 4, 8)
+    with pytest.raises(NotImplementedError, match="torch.jit.script returned .Linear.*capture the module itself"):
+        flex_attention(q, q, q, lambda score, b, h, i, j: scripted(score.reshape(1))[0])
+
+
 def test_a_captured_float64_tensor_is_read_as_float32_with_a_warning(monkeypatch):
     warned = []
     monkeypatch.setattr("flashlift.torch._trace.recording.warn_once", lambda name, text, *_: warned.append(text))

@@ -36,6 +36,7 @@ from flashlift.torch._mods.objects import (
     paths_in,
     slots_of,
 )
+from flashlift.torch._trace import TraceError
 
 
 class _Identity:
@@ -180,6 +181,11 @@ class Walk:
                 return self._fixed(value.get(), names)
             except LookupError:
                 return None
+        if isinstance(value, torch.jit.ScriptModule):
+            raise TraceError(
+                f"a mod captures a module that torch.jit.script returned ({value.original_name}), whose operations the "
+                "trace does not see; capture the module itself"
+            )
         has_fields = has_dict(value) or any("__slots__" in vars(base) for base in kind.__mro__)
         if has_fields and not isinstance(value, CHANGING):
             return self._object(value, names)
