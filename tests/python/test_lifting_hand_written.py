@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from test_lifting_rules import D, S, T, fused, products, qkv, weigh
+from test_lifting_rules import D, H, S, T, fused, products, qkv, weigh
 
 SCALE = D**-0.5
 
@@ -563,3 +563,60 @@ def test_the_reason_of_a_division_behind_the_values_whose_gradient_stays():
 
     candidates, report = fused(attention, *qkv(), gradients=True)
     assert not candidates[0].fused and "the log-sum-exp of a row without any key left" in candidates[0].reason, report
+
+
+# --- Exponentials that do not subtract the maximum of their row ---
+
+UNSHIFTED = {
+    "nothing": lambda s: s,
+    "the maximum and 0": lambda s: s - jnp.maximum(s.max(-1, keepdims=True), 0),
+    "the maximum before a mask": lambda s: jnp.where(causal(), s - s.max(-1, keepdims=True), -jnp.inf),
+}
+
+
+@pytest.mark.parametrize("name", UNSHIFTED)
+def test_exponentials_that_may_vanish(name):
+    """Far from 0, the row sum's square is 0 or infinite even in double precision; the module is NaN long before."""
+
+    def attend(q, k, v, bias):
+        e = jnp.exp(UNSHIFTED[name](products(q, k) * SCALE + bias))
+        return weigh(e / e.sum(-1, keepdims=True), v)
+
+    def step(*arguments):
+        out, pullback = jax.vjp(attend, *arguments)
+        return out, pullback(jnp.cos(out))
+
+    q, k, v = qkv(0.1)  # with larger ones, the module overflows
+    candidates, report = fused(step, q, k, v, jnp.cos(jnp.arange(H * T, dtype=jnp.float32)).reshape(H, 1, T))
+    assert [candidate.fused for candidate in candidates] == [True], report
+
+
+CHANGED = {
+    "below 1e-30": lambda z: z / (z + 1e-30),
+    "below 1e-38": lambda z: z / (z + 1e-38),
+    "below 1e-43": lambda z: z / (z + 1e-43),
+    "above 1e30": lambda z: 1 / (1 + z * 1e-30),
+    "above 1e38": lambda z: 1 / (1 + z * 1e-38),
+}
+
+
+@pytest.mark.parametrize("scale", [SCALE, 1.0, 0.05])
+@pytest.mark.parametrize("name", CHANGED)
+def test_gradients_that_change_where_exponentials_nearly_vanish_or_overflow_stay(name, scale):
+    @jax.custom_vjp
+    def attend(q, k, v):
+        e = jnp.exp(products(q, k) * scale)
+        return weigh(e / e.sum(-1, keepdims=True), v)
+
+    def backward(kept, d_out):
+        q, k, v = kept
+        e = jnp.exp(products(q, k) * scale)
+        z = e.sum(-1, keepdims=True)
+        p, d_p = e / z, products(d_out, v)
+        d_s = p * (d_p - (p * d_p).sum(-1, keepdims=True)) * CHANGED[name](z) * scale
+        return weigh(d_s, k), weigh(d_s.swapaxes(-1, -2), q), weigh(p.swapaxes(-1, -2), d_out)
+
+    attend.defvjp(lambda q, k, v: (attend(q, k, v), (q, k, v)), backward)
+    candidates, report = fused(attend, *qkv(), gradients=True, tolerance=3e-5)
+    assert sum(candidate.fused for candidate in candidates) == 1, report  # the forward pass
+    assert any(not candidate.fused for candidate in candidates), report

@@ -23,8 +23,9 @@ constexpr double kLargestExponent = 104;  // in f32, e to this is infinite, and 
 // therefore go well beyond each threshold, also with all numbers of a row on one side of it, and with tensors of both
 // signs. The scores of a row are drawn near each other: otherwise one key has all of the probability, and the gradient
 // is 0 whatever it is multiplied with. The exponentials of a softmax may change a gradient at any exponent that f32 can
-// represent, from -104 to 104; a rational function changes it for all large scores or gradients.
-std::vector<Draw> draws_for(std::optional<double> threshold) {
+// represent, from -104 to 104; a rational function changes it for all large scores or gradients. `scale` is the factor
+// from the drawn scores to these exponents.
+std::vector<Draw> draws_for(std::optional<double> threshold, double scale) {
   std::vector<Draw> draws;
   for (size_t trial = 0; trial < kDraws; ++trial) {
     draws.push_back({.score_range = trial % 2 == 0 ? 4.0 : 30.0, .gradient_range = trial % 3 == 0 ? 1.0 : 1e6});
@@ -33,9 +34,9 @@ std::vector<Draw> draws_for(std::optional<double> threshold) {
   // Frameworks differ in the derivatives of max(s, 0) and |s| at 0, and padding gives scores that are exactly 0.
   draws.push_back({.zero_scores = true});
   draws.push_back({.zero_scores = true, .gradient_range = 1e6});
-  for (const double center : {16.0, 32.0, 48.0, 64.0, 80.0, 96.0}) {
-    draws.push_back({.score_center = center, .score_range = 8});
-    draws.push_back({.score_center = -center, .score_range = 8});
+  for (const double center : {16.0, 32.0, 48.0, 64.0, 80.0, 96.0, 102.0}) {
+    draws.push_back({.score_center = center, .score_range = 8, .score_scale = scale});
+    draws.push_back({.score_center = -center, .score_range = 8, .score_scale = scale});
   }
   for (const double center : {200.0, 1e3, 1e4, 1e6}) {
     draws.push_back({.score_center = center, .gradient_range = 1 / center});
@@ -337,7 +338,7 @@ Proof GradientCheck::compare_rows(SymId formula, const CompareRow& compare, SymI
     return !shows.ok() && draw.conditions.empty() && overflows(numbers) ? Outcome<bool>(false) : shows;
   };
   Compared compared;
-  std::vector<Draw> draws = draws_for(largest_threshold(arena_, known));
+  std::vector<Draw> draws = draws_for(largest_threshold(arena_, known), scale_of_scores());
   draws.push_back({.draws_positions = true});
   draws.push_back({.load_center = 0, .load_range = 2, .draws_positions = true});
   FLASHLIFT_RETURN_IF_ERROR(add_masked_rows(arena_, masks_, draws));
@@ -394,10 +395,32 @@ Proof GradientCheck::compare_rows(SymId formula, const CompareRow& compare, SymI
   return compared.suffices() || drawn_score.suffices() ? Proof() : refuse<Reason::kTooFewRows>();
 }
 
-// Whether an exponential of the module's probabilities is infinite in f32, because it does not subtract the maximum of
-// its own row: the module then gives no numbers, whatever its gradient is.
+// How fast the softmax's scores grow with those of the product, near 0.
+double GradientCheck::scale_of_scores() const {
+  constexpr double kLargest = 1e3;
+  const std::vector<int64_t> atoms(kMaxAtoms, 0);
+  NumericRow at_zero(arena_, sizes_, atoms, {.score_center = 0, .score_range = 0});
+  NumericRow at_one(arena_, sizes_, atoms, {.score_center = 1, .score_range = 0});
+  for (size_t key = 0; key < static_cast<size_t>(sizes_[kKeyAtom]); ++key) {
+    const double slope = std::abs(at_one.value(softmax_.score, key) - at_zero.value(softmax_.score, key));
+    if (slope > 1 / kLargest && slope < kLargest) {
+      return slope;
+    }
+  }
+  return 1;
+}
+
+// Whether an exponential of the module's probabilities is infinite in f32, or their row sum is 0 there, because they do
+// not subtract the maximum of their own row: the module then gives no numbers, whatever its gradient is.
 bool GradientCheck::overflows(NumericRow& numbers) const {
   constexpr double kLargestOfF32 = 88.7;
+  constexpr double kZeroInF32 = 0x1p-150;  // half of the smallest number
+  if (softmax_.maximum == kNoSym && softmax_.sinks.empty()) {
+    const double sum = numbers.value(softmax_.denominator, 0);
+    if (0 < sum && sum < kZeroInF32) {
+      return true;
+    }
+  }
   return any_part({parts_.undropped}, [&](SymId id, std::vector<SymId>& next) {
     arena_.push_args(id, next);
     return arena_.is_op(id, Op::k_exp) &&

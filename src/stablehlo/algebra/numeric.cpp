@@ -149,7 +149,7 @@ std::vector<Scalar<double>> NumericRow::compute(SymId id) {
     for (int atom = 0; atom < kFirstBound; ++atom) {
       row = mixed(row, atom != kKeyAtom ? static_cast<uint64_t>(atoms_[static_cast<size_t>(atom)]) : 0);
     }
-    return drawn_scores(row, count);
+    return drawn_scores(row, count, 1);
   }
   switch (sym.kind) {
     case SymKind::kConstant:
@@ -166,7 +166,7 @@ std::vector<Scalar<double>> NumericRow::compute(SymId id) {
                              ? static_cast<uint64_t>(atoms_[static_cast<size_t>(atom)])
                              : 0);
       }
-      return drawn_scores(row, count);
+      return drawn_scores(row, count, draw_.score_scale);
     }
     case SymKind::kLoad:
       for (size_t key = 0; key < count; ++key) {
@@ -204,11 +204,11 @@ std::vector<Scalar<double>> NumericRow::compute(SymId id) {
   return column;
 }
 
-std::vector<Scalar<double>> NumericRow::drawn_scores(uint64_t row, size_t count) const {
+std::vector<Scalar<double>> NumericRow::drawn_scores(uint64_t row, size_t count, double scale) const {
   std::vector<Scalar<double>> scores(count);
   for (size_t key = 0; key < count; ++key) {
     const bool is_zero = draw_.zero_scores && mixed(mixed(row, key)) % 2 == 0;
-    scores[key].f = is_zero ? 0 : draw_.score_center + draw_.score_range * (2 * unit(mixed(row, key)) - 1);
+    scores[key].f = is_zero ? 0 : (draw_.score_center + draw_.score_range * (2 * unit(mixed(row, key)) - 1)) / scale;
   }
   return scores;
 }

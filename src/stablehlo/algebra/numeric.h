@@ -25,6 +25,7 @@ struct Draw {
   uint64_t seed = 0;
   double score_center = 0;
   double score_range = 4;     // scores are within +- this of the center
+  double score_scale = 1;     // those of the product are divided by this
   bool zero_scores = false;   // those of about half of the keys are 0, as zeros in queries or keys make them
   int64_t gradient = -1;      // the leaf that is the gradient of the probabilities, or -1
   double gradient_range = 1;  // its elements are within +- this
@@ -64,7 +65,7 @@ class NumericRow {
   std::vector<score::Scalar<double>> compute(SymId id);
   std::vector<score::Scalar<double>> reduce(SymId id);
   score::Scalar<double> load(const Sym& sym, size_t key);
-  std::vector<score::Scalar<double>> drawn_scores(uint64_t row, size_t count) const;
+  std::vector<score::Scalar<double>> drawn_scores(uint64_t row, size_t count, double scale) const;
   score::Scalar<double> drawn_position(SymId id, size_t key) const;
   score::Scalar<double> at(SymId id, size_t key) {
     const auto& column = values(id);
