@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include "mlir/AsmParser/AsmParser.h"
 #include "stablehlo/read.h"
 
 namespace flashlift::stablehlo {
@@ -43,6 +44,37 @@ TEST(Normalize, InlinesNestedCallsInsideRegions) {
   EXPECT_EQ(count(module, "stablehlo.negate"), 2);
   EXPECT_EQ(count(module, "stablehlo.add"), 0);
   EXPECT_EQ(read(module.print()).print(), module.print());
+}
+
+TEST(Normalize, InlinedOperationsHaveTheFrontendAttributesOfTheirCall) {
+  Module module = read(R"(
+    func.func @main(%x: tensor<2xf32>) -> tensor<2xf32> {
+      %0 = call @f(%x) {mhlo.frontend_attributes = {_xla_compute_type = "host", a = "call"}} : (tensor<2xf32>) -> tensor<2xf32>
+      %1 = call @f(%0) : (tensor<2xf32>) -> tensor<2xf32>
+      return %1 : tensor<2xf32>
+    }
+    func.func private @f(%x: tensor<2xf32>) -> tensor<2xf32> {
+      %0 = stablehlo.negate %x : tensor<2xf32>
+      %1 = stablehlo.abs %0 {mhlo.frontend_attributes = {a = "own"}} : tensor<2xf32>
+      return %1 : tensor<2xf32>
+    })");
+  ASSERT_TRUE(inline_calls(module).ok());
+  remove_dead_code(module);
+  const auto attributes_of = [&](llvm::StringRef name) {
+    llvm::SmallVector<mlir::Attribute> found;
+    module.op().walk([&](mlir::Operation* op) {
+      if (op->getName().getStringRef() == name) {
+        found.push_back(op->getAttr("mhlo.frontend_attributes"));
+      }
+    });
+    return found;
+  };
+  const auto parse = [&](llvm::StringRef text) { return mlir::parseAttribute(text, module.op().getContext()); };
+  using Attributes = llvm::SmallVector<mlir::Attribute>;
+  EXPECT_EQ(attributes_of("stablehlo.negate"),
+            (Attributes{parse(R"({_xla_compute_type = "host", a = "call"})"), mlir::Attribute()}));
+  EXPECT_EQ(attributes_of("stablehlo.abs"),
+            (Attributes{parse(R"({_xla_compute_type = "host", a = "own"})"), parse(R"({a = "own"})")}));
 }
 
 TEST(Normalize, RefusesRecursion) {

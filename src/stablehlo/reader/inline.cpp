@@ -14,6 +14,24 @@ namespace {
 
 using FuncOp = mlir::func::FuncOp;
 
+constexpr llvm::StringLiteral kFrontendAttributes = "mhlo.frontend_attributes";
+
+// Adds a call's frontend attributes, such as where it runs, to an operation that was copied for it. XLA's inliner does
+// the same. The operation's own attributes count first.
+void add_frontend_attributes(mlir::Operation* call, mlir::Operation* copy) {
+  const auto of_call = call->getAttrOfType<mlir::DictionaryAttr>(kFrontendAttributes);
+  if (!of_call) {
+    return;
+  }
+  mlir::NamedAttrList all(of_call);
+  if (const auto own = copy->getAttrOfType<mlir::DictionaryAttr>(kFrontendAttributes)) {
+    for (const mlir::NamedAttribute& attribute : own) {
+      all.set(attribute.getName(), attribute.getValue());
+    }
+  }
+  copy->setAttr(kFrontendAttributes, all.getDictionary(copy->getContext()));
+}
+
 // Replaces operations that represent a function by the function's body. Visits callees before callers, so that each
 // body is copied after the replacements in it.
 class Inliner {
@@ -126,6 +144,7 @@ class Inliner {
     mlir::OpBuilder builder(site);
     for (mlir::Operation& op : body.without_terminator()) {
       mlir::Operation* copy = builder.clone(op, mapping);
+      add_frontend_attributes(site, copy);
       if (on_copy_) {
         on_copy_(site, copy);
       }
