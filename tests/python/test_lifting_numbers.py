@@ -467,6 +467,7 @@ SCORES_IN_F32 = {
     "both scaled": lambda q, k, v: (widened(q) / 2, widened(k) / 2),
     "rotary": lambda q, k, v: (rounded(q, v.dtype), rounded(k, v.dtype) / 4),
     "keys of several heads": lambda q, k, v: (widened(q) / 4, widened(jnp.repeat(k[:, :, :1], H, 2))),
+    "keys widened and then repeated": lambda q, k, v: (widened(q) / 4, jnp.repeat(widened(k[:, :, :1]), H, 2)),
 }
 OTHER_SCORES_IN_F32 = {
     "not rounded": lambda q, k, v: (turned(q) / 4, turned(k)),

@@ -18,7 +18,8 @@ AtomSet set_of(const std::vector<int>& atoms) {
 }
 
 // If some operands are 16-bit and others wide, for example because only the values are converted to f32, reads the wide
-// ones before their conversion, queries and keys also before a constant factor.
+// ones before their conversion, queries and keys also before a constant factor. Keys that are repeated after it are
+// read before they are repeated: the call's gradient is not summed over heads that share them.
 void read_before_widening(std::vector<Sources>& sources, std::vector<PlacedTensor>& picked) {
   const auto is_wide = [](PlacedTensor& tensor) { return dtype(tensor.value.getType()) == DType::kF32; };
   const auto half = std::find_if_not(picked.begin(), picked.end(), is_wide);
@@ -27,10 +28,11 @@ void read_before_widening(std::vector<Sources>& sources, std::vector<PlacedTenso
   }
   const auto type = dtype(half->value.getType());
   for (size_t i = 0; i < picked.size(); ++i) {
-    const int64_t count = static_tensor(picked[i].value).getNumElements();
+    const auto elements = [](const PlacedTensor& tensor) { return static_tensor(tensor.value).getNumElements(); };
+    const int64_t count = elements(picked[i]);
+    const bool is_read_wide = is_wide(picked[i]);
     for (PlacedTensor& source : sources[i].tensors) {
-      if (is_wide(picked[i]) && dtype(source.value.getType()) == type &&
-          static_tensor(source.value).getNumElements() == count) {
+      if (is_read_wide && dtype(source.value.getType()) == type && (is_wide(picked[i]) || elements(source) == count)) {
         picked[i] = source;
       }
     }
