@@ -6,6 +6,9 @@ import sys
 from pathlib import Path
 
 import flashlift.jax
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "corpus"))
@@ -22,3 +25,21 @@ def test_drawn_modules_agree_with_xla(kind):
     summary = random_modules.check_numbers(kind.draw_module, 1, range(6), lambda *words: wrong.append(words))
     assert summary.modules == 6 and summary.fused > 0
     assert not wrong
+
+
+def of_values_that_mapped_calls_share(q, k, v):
+    attend = lambda q, k, v: jnp.einsum("hqk,hkd->hqd", jax.nn.softmax(jnp.einsum("hqd,hkd->hqk", q, k)), v)
+    return jax.vmap(attend, (0, 0, None))(q, k, v)
+
+
+@pytest.mark.parametrize("function", [of_values_that_mapped_calls_share])
+def test_a_composite_keeps_the_original_of_operands_that_are_repeated(function):
+    flashlift.jax.register()
+    rng = np.random.default_rng(0)
+    shapes = [(2, 3, 16, 4), (2, 3, 15, 4), (3, 15, 4)]
+    arguments = [jnp.asarray(rng.standard_normal(shape), jnp.float32) for shape in shapes]
+    text = random_modules.lowered(function, arguments)
+    result = random_modules.fused(text, "composite")
+    assert result.fused_count == 1
+    (got,), _ = random_modules.compile_and_run(result.module, arguments)
+    np.testing.assert_allclose(got, function(*arguments), atol=1e-5)

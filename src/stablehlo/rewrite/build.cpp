@@ -1,5 +1,6 @@
 #include "stablehlo/rewrite/build.h"
 
+#include <algorithm>
 #include <numeric>
 
 #include "mlir/IR/BuiltinTypes.h"
@@ -74,6 +75,23 @@ mlir::Value repeat(mlir::OpBuilder& builder, mlir::Location location, mlir::Valu
   const mlir::NamedAttribute places(builder.getStringAttr("broadcast_dimensions"), builder.getDenseI64ArrayAttr(dims));
   return build(builder, location, "stablehlo.broadcast_in_dim", value, mlir::TypeRange(with_shape(value, whole)),
                places)
+      ->getResult(0);
+}
+
+mlir::Value first_of(mlir::OpBuilder& builder, mlir::Location location, mlir::Value value, size_t dims) {
+  if (dims == 0) {
+    return value;
+  }
+  const llvm::ArrayRef<int64_t> shape = mlir::cast<mlir::RankedTensorType>(value.getType()).getShape();
+  const llvm::SmallVector<int64_t> start(shape.size(), 0);
+  const llvm::SmallVector<int64_t> strides(shape.size(), 1);
+  llvm::SmallVector<int64_t> limit(shape);
+  std::fill_n(limit.begin(), dims, 1);
+  const auto named = [&](llvm::StringRef name, llvm::ArrayRef<int64_t> numbers) {
+    return mlir::NamedAttribute(builder.getStringAttr(name), builder.getDenseI64ArrayAttr(numbers));
+  };
+  return build(builder, location, "stablehlo.slice", value, mlir::TypeRange(with_shape(value, limit)),
+               {named("start_indices", start), named("limit_indices", limit), named("strides", strides)})
       ->getResult(0);
 }
 

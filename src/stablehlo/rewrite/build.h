@@ -21,6 +21,8 @@ mlir::Value reshape(mlir::OpBuilder& builder, mlir::Location location, mlir::Val
                     llvm::ArrayRef<int64_t> shape);
 // Broadcasts to new first dimensions of these sizes. Returns the value itself if there are none.
 mlir::Value repeat(mlir::OpBuilder& builder, mlir::Location location, mlir::Value value, llvm::ArrayRef<int64_t> sizes);
+// The value at the first index of its first dimensions, which keep size 1. Returns the value itself if there are none.
+mlir::Value first_of(mlir::OpBuilder& builder, mlir::Location location, mlir::Value value, size_t dims);
 // Result dimension i is dimension permutation[i]. An empty permutation is the identity.
 mlir::Value transpose(mlir::OpBuilder& builder, mlir::Location location, mlir::Value value,
                       llvm::ArrayRef<int64_t> permutation);

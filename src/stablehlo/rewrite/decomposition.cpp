@@ -79,7 +79,8 @@ class Slice {
 mlir::Value source_of(mlir::OpBuilder& builder, mlir::Location location, const OperandView& view,
                       mlir::Value argument) {
   const mlir::Value back = transpose(builder, location, argument, inverse(view.permutation));
-  return reshape(builder, location, back, mlir::cast<mlir::RankedTensorType>(view.source.getType()).getShape());
+  return reshape(builder, location, first_of(builder, location, back, view.repeated.size()),
+                 mlir::cast<mlir::RankedTensorType>(view.source.getType()).getShape());
 }
 
 // Converts the value that the original computes to the call's result.
