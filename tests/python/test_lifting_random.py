@@ -32,11 +32,17 @@ def of_values_that_mapped_calls_share(q, k, v):
     return jax.vmap(attend, (0, 0, None))(q, k, v)
 
 
-@pytest.mark.parametrize("function", [of_values_that_mapped_calls_share])
+def of_a_sink_that_heads_share(q, k, v, sink):
+    s = jnp.einsum("bhqd,bhkd->bhqk", q, k)
+    column = jnp.broadcast_to(sink, (*s.shape[:-1], 1))
+    return jax.nn.softmax(jnp.concatenate([s, column], -1), -1)[..., :-1] @ jnp.stack([v, 2 * v])
+
+
+@pytest.mark.parametrize("function", [of_values_that_mapped_calls_share, of_a_sink_that_heads_share])
 def test_a_composite_keeps_the_original_of_operands_that_are_repeated(function):
     flashlift.jax.register()
     rng = np.random.default_rng(0)
-    shapes = [(2, 3, 16, 4), (2, 3, 15, 4), (3, 15, 4)]
+    shapes = [(2, 3, 16, 4), (2, 3, 15, 4), (3, 15, 4)] + [(1,)] * (function is of_a_sink_that_heads_share)
     arguments = [jnp.asarray(rng.standard_normal(shape), jnp.float32) for shape in shapes]
     text = random_modules.lowered(function, arguments)
     result = random_modules.fused(text, "composite")

@@ -202,3 +202,66 @@ def test_changed_gradients_stay_right(name, row_sum):
     candidates, report = fused(with_gradients(by_hand(**options)), *qkv(), LOGITS)
     if "of_scores" in options or row_sum:
         assert "with gradients" not in report, report
+
+
+# --- Which heads have sinks ---
+
+
+def beside(s, sinks):
+    column = jnp.broadcast_to(sinks, (*s.shape[:-1], 1))
+    return jax.nn.softmax(jnp.concatenate([s, column], -1), -1)[..., :-1]
+
+
+def joined(s, sinks):
+    return jnp.exp(s - jnp.logaddexp(log_sum_exp(s), sinks))
+
+
+def draw(*shape):
+    return jnp.asarray(np.random.default_rng(5).standard_normal(shape), jnp.float32)
+
+
+@pytest.mark.parametrize("softmax", [beside, joined])
+@pytest.mark.parametrize("heads", [1, 2])
+@pytest.mark.parametrize("shape", ["one", "head"])
+def test_heads_may_share_a_sink(shape, heads, softmax):
+    """Of one head, the batch counts as the heads, and shares the sink."""
+    q, k, v = draw(3, heads, S, 8), draw(3, heads, T, 8), draw(3, heads, T, 8)
+    sinks = draw(heads, 1, 1) if shape == "head" else draw(1)
+    attention = lambda q, k, v, sinks: weigh(softmax(products(q, k), sinks), v)
+    assert "sinks=1" in assert_fused(attention, q, k, v, sinks)
+    candidates, report = fused(with_gradients(attention), q, k, v, sinks)
+    assert all(candidate.fused for candidate in candidates), report
+
+
+@pytest.mark.parametrize("softmax", [beside, joined])
+@pytest.mark.parametrize("keys", ["repeated", "of one head", "of one head, with heads first"])
+def test_sinks_of_heads_that_share_keys(keys, softmax):
+    q, sinks = draw(2, 4, 3, 8), draw(4)  # more heads than queries
+
+    def attention(q, k, v, sinks):
+        if keys == "repeated":
+            k, v = jnp.repeat(k, 2, 1), jnp.repeat(v, 2, 1)
+            return weigh(softmax(products(q, k), sinks[:, None, None]), v)
+        if keys == "of one head":
+            p = softmax(jnp.einsum("bhqd,bkd->bhqk", q, k), sinks[:, None, None])
+            return jnp.einsum("bhqk,bkd->bhqd", p, v)
+        p = softmax(jnp.einsum("bhqd,bkd->hbqk", q, k), sinks[:, None, None, None])
+        return jnp.einsum("hbqk,bkd->bqhd", p, v)
+
+    k, v = (draw(2, 2, T, 8), draw(2, 2, T, 8) + 1) if keys == "repeated" else (draw(2, T, 8), draw(2, T, 8) + 1)
+    assert "sinks=1" in assert_fused(attention, q, k, v, sinks)
+    candidates, report = fused(with_gradients(attention), q, k, v, sinks)
+    assert all(candidate.fused for candidate in candidates), report
+
+
+def test_sinks_of_queries_stay():
+    attention = lambda q, k, v, sinks: weigh(beside(products(q, k), sinks[:, None]), v)
+    assert_left_alone(attention, *qkv(), draw(S))
+
+
+@pytest.mark.parametrize("scale", [0.02, 0.125, 3.0])
+@pytest.mark.parametrize("softmax", [beside, joined])
+def test_gradients_of_sinks_beside_scaled_scores(softmax, scale):
+    attention = lambda q, k, v, sinks: weigh(softmax(products(q, k) * scale, sinks[:, None, None]), v)
+    candidates, report = fused(with_gradients(attention), *qkv(), LOGITS)
+    assert all(candidate.fused for candidate in candidates), report

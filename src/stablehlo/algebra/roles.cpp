@@ -1,6 +1,7 @@
 #include "stablehlo/algebra/roles.h"
 
 #include <algorithm>
+#include <tuple>
 
 namespace flashlift::stablehlo {
 namespace {
@@ -12,10 +13,13 @@ size_t position(const std::vector<int>& order, int atom) {
 }
 
 // Chooses the query among the dimensions that only the queries have: a dimension that the programs compare with the
-// key, otherwise the longest. The other dimensions are heads or batches that share keys.
+// key, otherwise one without sinks of its own, otherwise the longest. The other dimensions are heads or batches that
+// share keys.
 int choose_query(const std::vector<int>& candidates, const AtomUse& use, const std::vector<int64_t>& sizes) {
   return *std::max_element(candidates.begin(), candidates.end(), [&](int x, int y) {
-    const auto rank = [&](int atom) { return std::pair(contains(use.in_programs, atom), sizes[atom]); };
+    const auto rank = [&](int atom) {
+      return std::tuple(contains(use.in_programs, atom), !contains(use.in_sinks, atom), sizes[atom]);
+    };
     return rank(x) < rank(y);
   });
 }
@@ -89,11 +93,17 @@ Outcome<Roles> assign_roles(const AtomUse& use, const std::vector<int64_t>& size
   if (shared_order.size() == 1 && !roles.group.empty()) {
     last_is_head = position(use.q_order, roles.group.front()) == last_shared + 1;
   }
-  if (last_is_head) {
-    roles.kv_head = {shared_order.back()};
-    shared_order.pop_back();
+  // Sinks are numbers of heads: what they differ along is no batch.
+  const auto has_sinks = [&](int atom) { return contains(use.in_sinks, atom); };
+  auto first_head = std::find_if(shared_order.begin(), shared_order.end(), has_sinks);
+  if (first_head == shared_order.end() && last_is_head) {
+    --first_head;
   }
-  if (!shared_order.empty()) {  // batches that share keys within another batch are a group, too
+  roles.kv_head.assign(first_head, shared_order.end());
+  shared_order.erase(first_head, shared_order.end());
+  // Batches that share keys within another batch are a group, too.
+  const bool are_groups = !shared_order.empty() || std::any_of(batch_only_q.begin(), batch_only_q.end(), has_sinks);
+  if (are_groups) {
     roles.group.insert(roles.group.begin(), batch_only_q.begin(), batch_only_q.end());
     batch_only_q.clear();
   }

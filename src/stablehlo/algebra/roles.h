@@ -18,6 +18,7 @@ struct AtomUse {
   AtomSet in_v = 0;
   std::vector<int> plane;   // atoms of the score plane and the output without the key, major to minor
   AtomSet in_programs = 0;  // read by the score or mask formula together with the key
+  AtomSet in_sinks = 0;     // the sinks' logits differ along these
   // Dimensions of size 1 that only the first product's query operand has. One of them may be the query; each is said by
   // the atom of the dimension that follows it, -1 if none does.
   std::vector<int> q_ones;

@@ -305,7 +305,7 @@ std::optional<PlaneSum> GradientSums::summed_further(const PlaneSum& sum, mlir::
   }
 }
 
-// Whether the sum is the sinks' gradient, to which each row contributes once.
+// Whether the sum is the sinks' gradient, to which each row contributes once. Heads that share sinks share it, too.
 bool GradientSums::is_sinks_gradient(const PlaneSum& sum) {
   if (forward_.match.softmax.sinks.size() != 1 || plane_.arena.is_constant(forward_.match.softmax.sinks[0])) {
     return false;
@@ -316,8 +316,8 @@ bool GradientSums::is_sinks_gradient(const PlaneSum& sum) {
     wanted.push_back(forward_.match.softmax.sink_atoms[0]);
     atoms.push_back(forward_.match.softmax.sink_atoms[0]);
   }
-  return sorted(sum.tensor.order()) == sorted(wanted) && sum.atoms == sorted(atoms) &&
-         check_.is_sinks_gradient(sum.formula).ok();
+  return llvm::all_of(sum.tensor.order(), [&](int atom) { return llvm::is_contained(wanted, atom); }) &&
+         sum.atoms == sorted(atoms) && check_.is_sinks_gradient(sum.formula).ok();
 }
 
 // Formulas contain the key, and its digits as functions of the key.

@@ -116,6 +116,9 @@ AtomUse use_of_atoms(const Plane& plane, const Probabilities& probabilities, con
   for (const SymId guard : softmax.guards) {
     use.in_programs |= plane.arena.depends_on(guard, kKeyAtom) ? plane.arena[guard].atoms : 0;
   }
+  for (const SymId logits : softmax.sinks) {
+    use.in_sinks |= plane.arena[logits].atoms & ~not_plane;
+  }
   use.q_ones = ones_of_queries(plane.pair.first, operands.q);
   return use;
 }

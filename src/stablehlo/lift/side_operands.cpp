@@ -84,8 +84,16 @@ Outcome<std::optional<Sinks>> place_sinks(Plane& plane, const Forward& forward, 
       continue;
     }
     Sinks sinks{.view = view_of(place.value, order, sizes), .count = count};
-    for (const int atom : order == wanted ? std::vector<int>{} : wanted) {
-      sinks.view.permutation.push_back(position(order, atom));
+    std::vector<int> whole;  // heads may share sinks, such as those that the roles call heads because they come last
+    for (const int atom : wanted) {
+      if (!llvm::is_contained(order, atom)) {
+        whole.push_back(atom);
+        sinks.view.repeated.push_back(sizes[static_cast<size_t>(atom)]);
+      }
+    }
+    whole.insert(whole.end(), order.begin(), order.end());
+    for (const int atom : whole == wanted ? std::vector<int>{} : wanted) {
+      sinks.view.permutation.push_back(position(whole, atom));
     }
     return std::optional(std::move(sinks));
   }

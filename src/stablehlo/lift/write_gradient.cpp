@@ -46,16 +46,25 @@ Outcome<Capture> read_term(Plane& plane, const Term& term, SymId& score, std::ve
   return capture;
 }
 
-// How the value lies in a result of the call whose dimensions are these atoms, from major to minor.
+// How the value lies in a result of the call whose dimensions are these atoms, from major to minor. It is a sum over
+// those that it lacks.
 ResultView result_of_sum(const Plane& plane, const SumExit& exit, const std::vector<int64_t>& call_shape,
                          const std::vector<int>& order) {
   ResultView view{.replaced = exit.sum.tensor.value, .call_shape = call_shape, .dims = {}};
   for (const int atom : order) {
     view.digits.push_back(plane.sizes[static_cast<size_t>(atom)]);
   }
-  for (const int atom : exit.sum.tensor.order()) {
+  const std::vector<int> kept = exit.sum.tensor.order();
+  const auto add = [&](int atom) {
     view.permutation.push_back(std::find(order.begin(), order.end(), atom) - order.begin());
+  };
+  for (const int atom : order) {
+    if (!llvm::is_contained(kept, atom)) {
+      add(atom);
+      ++view.summed;
+    }
   }
+  llvm::for_each(kept, add);
   return view;
 }
 

@@ -130,9 +130,11 @@ Result<std::string> add_decomposition(const LiftedAttention& found, llvm::ArrayR
   if (found.sinks) {
     const mlir::Value argument = body->getArgument(next++);
     if (!found.sinks->constant) {  // the decomposition contains a constant, like the original
-      llvm::SmallVector<int64_t> digits(found.sinks->reshape.begin(), found.sinks->reshape.end());
+      std::vector<int64_t> sizes = found.sinks->repeated;
+      llvm::append_range(sizes, found.sinks->reshape);
+      llvm::SmallVector<int64_t> digits(sizes.begin(), sizes.end());
       for (const auto [i, from] : llvm::enumerate(found.sinks->permutation)) {
-        digits[i] = found.sinks->reshape[static_cast<size_t>(from)];
+        digits[i] = sizes[static_cast<size_t>(from)];
       }
       const auto source = mlir::cast<mlir::RankedTensorType>(found.sinks->source.getType());
       const mlir::Value typed = convert(builder, location, argument, source.getElementType());

@@ -44,6 +44,25 @@ TEST(Roles, WhatProgramsCompareWithTheKeyCountsQueries) {
   EXPECT_EQ(roles->query, std::vector<int>{3});
 }
 
+TEST(Roles, WhatSinksDifferAlongIsNoBatchAndNoQuery) {
+  AtomUse use = use_of({1, 2, 3, 4}, {1, 2, 3});
+  EXPECT_EQ(assign_roles(use, kSizes)->kv_head, std::vector<int>{3});
+  use.in_sinks = atom_bit(2) | atom_bit(3);
+  EXPECT_EQ(assign_roles(use, kSizes)->kv_head, (std::vector<int>{2, 3}));
+  EXPECT_EQ(assign_roles(use, kSizes)->batch, std::vector<int>{1});
+
+  AtomUse before = use_of({2, 1, 3}, {1});  // heads before the batch, over keys without heads
+  EXPECT_EQ(assign_roles(before, kSizes)->batch, std::vector<int>{2});
+  before.in_sinks = atom_bit(2);
+  EXPECT_EQ(assign_roles(before, kSizes)->group, std::vector<int>{2});
+  EXPECT_TRUE(assign_roles(before, kSizes)->batch.empty());
+
+  AtomUse many_heads = use_of({1, 4, 3}, {1});
+  EXPECT_EQ(assign_roles(many_heads, kSizes)->query, std::vector<int>{4});
+  many_heads.in_sinks = atom_bit(4);
+  EXPECT_EQ(assign_roles(many_heads, kSizes)->query, std::vector<int>{3});
+}
+
 // [B, 1, K, G, D] and [B, K, G, 1, D] are single tokens with G heads for each of K; [B, K, 1, S, D] are S queries.
 TEST(Roles, ADimensionOfOneMayBeTheQueryOfGroupedHeads) {
   const auto query_of = [](std::vector<int> ones, AtomSet in_programs = 0) {
