@@ -179,30 +179,72 @@ def test_a_gradient_with_other_bits_or_another_rate_stays(other, rate):
     assert not any(candidate.fused for candidate in candidates), report
 
 
-def test_rows_without_keys_under_a_select():
-    """A select clears the NaN of rows without keys where bits are false."""
-    empty = jnp.zeros((S, T), bool).at[1:].set(True)
+def half_empty(s):
+    """Each other row of the scores has no keys."""
+    return jnp.where(jnp.arange(S)[:, None] % 2 == 0, s, -jnp.inf)
+
+
+@pytest.mark.parametrize(("shape", "rate"), [((B, H, S, T), 0.9), ((B, 1, 1, T), 0.9), ((H, S, 1), 0.5)])
+def test_rows_without_keys_under_a_select(shape, rate):
+    """A select clears the NaN of rows without keys where bits are false: a row of which they keep nothing is 0."""
 
     def drop(q, k, v, key):
-        p = jax.nn.softmax(jnp.where(empty, products(q, k) / 4, -jnp.inf), -1)
-        return weigh(jnp.where(bits(key, rate=0.9), p / 0.1, 0), v)
+        p = jax.nn.softmax(half_empty(products(q, k) / 4), -1)
+        return weigh(jnp.where(bits(key, shape, rate), p / (1 - rate), 0), v)
 
-    candidates, _ = fused(drop, *qkv(), KEY)
-    assert not candidates[0].fused and "without keys" in candidates[0].reason
+    report = assert_fused(drop, *qkv(), KEY)
+    assert "keep_mask" in report or shape[-1] == 1, report
+    out = np.isnan(jax.jit(drop)(*qkv(), KEY))
+    assert out[..., 1::2, :].any() and not out[..., 1::2, :].all()  # rows without keys are of both kinds
 
 
 def test_rows_without_keys_under_a_select_and_beside_a_log_sum_exp():
     """For such a row, jax.nn's log-sum-exp is -inf and its output NaN, unless the bits leave no key at all."""
-    empty = jnp.zeros((S, T), bool).at[1:].set(True)
 
     def drop(q, k, v, key):
-        s = jnp.where(empty, products(q, k) / 4, -jnp.inf)
+        s = half_empty(products(q, k) / 4)
         lse = jax.nn.logsumexp(s, -1, keepdims=True)
         p = jnp.exp(s - lse)
         return weigh(jnp.where(bits(key, rate=0.9), p, 0), v), lse
 
-    candidates, _ = fused(drop, *qkv(), KEY)
-    assert not candidates[0].fused and "without keys" in candidates[0].reason, candidates
+    assert_fused(drop, *qkv(), KEY)
+
+
+def test_rows_without_keys_under_a_select_before_a_division():
+    """A row of which the bits keep nothing is 0 / NaN."""
+
+    def drop(q, k, v, key):
+        s = half_empty(products(q, k) / 4)
+        e = jnp.exp(s - s.max(-1, keepdims=True))
+        return weigh(jnp.where(bits(key, rate=0.9), e, 0), v) / e.sum(-1, keepdims=True)
+
+    assert "keep_mask" in assert_fused(drop, *qkv(), KEY)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+@pytest.mark.parametrize("layout", ["bhqd", "qhbd"])
+def test_a_bias_of_infinities_under_a_select(layout, dtype):
+    """A bias may leave out all keys, too; transposed outputs have the same rows."""
+    bias = np.where(np.arange(S * T).reshape(S, T) % 7 < 3, -np.inf, 1).astype(np.float32)
+    bias[1::2] = -np.inf
+
+    def drop(q, k, v, key, bias):
+        p = jax.nn.softmax((products(q, k) / 4).astype(jnp.float32) + bias, -1)
+        p = jnp.where(bits(key, rate=0.9), p / 0.1, 0).astype(v.dtype)
+        return jnp.einsum(f"bhqk,bhkd->{layout}", p, v)
+
+    tolerance = 2e-5 if dtype == jnp.float32 else 2e-2
+    assert "keep_mask" in assert_fused(drop, *qkv(dtype=dtype), KEY, bias, tolerance=tolerance)
+
+
+def test_a_select_and_a_product_beside_rows_without_keys_stay():
+    """The product keeps the NaN of those keys that its bits drop and the select's keep."""
+
+    def drop(q, k, v, key):
+        p = jax.nn.softmax(half_empty(products(q, k) / 4), -1)
+        return weigh(jnp.where(bits(key, rate=0.9), p, 0) * bits(key + 1, rate=0.9), v)
+
+    assert_left_alone(drop, *qkv(), KEY, words="combine both conditions with `and`")
 
 
 # --- Masked again ---

@@ -77,7 +77,7 @@ Proof read_dropout(const SymArena& arena, const Product& numerator, const Produc
       return refuse<Reason::kConditionOnScores>();
     }
     softmax.keep.push_back(guard);
-    softmax.keep_selects = softmax.keep_selects || contains(numerator.clears, guard);
+    (contains(numerator.clears, guard) ? softmax.keep_selects : softmax.keep_multiplies) = true;
   }
   return {};
 }

@@ -28,7 +28,8 @@ struct Softmax {
   // After the softmax, a probability is multiplied by keep_factor if these hold, and is 0 otherwise: dropout.
   std::vector<SymId> keep;
   float keep_factor = 1;
-  bool keep_selects = false;           // by a select, which also replaces NaN, and not by a product with 0
+  bool keep_selects = false;           // some of them by a select, which also replaces NaN
+  bool keep_multiplies = false;        // some of them by a product with 0, which does not
   std::vector<SignedTerm> key_terms;   // their sum is the score
   SymId denominator = kNoSym;          // the reduction in the divisor
   std::vector<SignedTerm> subtracted;  // row terms of the exponent, the same in the denominator

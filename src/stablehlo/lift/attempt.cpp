@@ -68,6 +68,7 @@ Outcome<LiftedAttention> lift_plane(Plane& plane, const DigitSizes& digits) {
   if (keep) {
     lifted.keep_mask = keep->view;
     lifted.keep_shape = keep->shape;
+    lifted.zero_where_all_is_dropped = keep->clears_nan;
   }
   if (log_sum_exp) {
     lifted.lse = log_sum_exp->view;

@@ -72,6 +72,7 @@ struct LiftedAttention {
   ResultView out;                        // `replaced` is null if the module has the gradient alone
   std::optional<ResultView> lse;
   bool nan_where_lse_is_minus_infinity = false;  // after the call, the output of a row without keys becomes NaN
+  bool zero_where_all_is_dropped = false;        // and that of a row of which the keep mask keeps nothing becomes 0
   std::optional<LiftedGradient> gradient;
   std::string summary;  // a readable text of what was recognised
 };

@@ -182,6 +182,7 @@ Proof divide_by(Plane& plane, const Probabilities& probabilities, const Operands
     match.whole = plane.arena.op(Op::k_mul, {probabilities.formula, factor});
   }
   FLASHLIFT_RETURN_IF_ERROR(match_product(plane, product, match));
+  match.divides_output = true;
   out.value = user->getResult(0);
   if (plane.options.gradient == GradientUse::kBesideOutput) {
     plane.divided = divided_gradients(plane, probabilities, match.softmax, user, user->getOperand(other));

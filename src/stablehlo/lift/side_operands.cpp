@@ -80,7 +80,7 @@ Outcome<std::optional<Sinks>> place_sinks(Plane& plane, const Forward& forward, 
     }
     const auto tensor = place_tensor(place.value, affine_of(place.indices), sizes);
     const std::vector<int> order = tensor ? tensor->order() : std::vector<int>{};
-    if (!tensor || !std::is_permutation(order.begin(), order.end(), wanted.begin(), wanted.end())) {
+    if (!tensor || !llvm::all_of(order, [&](int atom) { return llvm::is_contained(wanted, atom); })) {
       continue;
     }
     Sinks sinks{.view = view_of(place.value, order, sizes), .count = count};
@@ -110,12 +110,15 @@ Outcome<std::optional<KeepMask>> place_keep_mask(Plane& plane, const Forward& fo
     return refuse<Reason::kScaledRows>();
   }
   const bool gives_nan = programs.problem.empty_rows == EmptyRows::kNan || programs.nan_where_lse_is_minus_infinity;
-  if (softmax.keep_selects && gives_nan && !is_never_empty(plane, softmax)) {
+  // A division behind the values, by a row sum that is NaN, gives NaN again.
+  const bool clears_nan =
+      softmax.keep_selects && gives_nan && !programs.match.divides_output && !is_never_empty(plane, softmax);
+  if (clears_nan && softmax.keep_multiplies) {
     return refuse<Reason::kDropoutClearsNan>();
   }
   // The tensor may also contain the conditions that select keys. These have no further effect, except in a row without
-  // keys that is the mean of the values.
-  const bool may_contain_guards = programs.problem.empty_rows != EmptyRows::kUniform;
+  // keys that is the mean of the values, or NaN for keys that the tensor keeps.
+  const bool may_contain_guards = programs.problem.empty_rows != EmptyRows::kUniform && !clears_nan;
   const auto is_wanted = [&](SymId formula) {
     std::vector<SymId> parts;
     add_guard(plane.arena, parts, formula);
@@ -137,6 +140,7 @@ Outcome<std::optional<KeepMask>> place_keep_mask(Plane& plane, const Forward& fo
     }
   }
   if (smallest) {
+    smallest->clears_nan = clears_nan;
     return smallest;
   }
   return softmax.keep.size() == 1 ? refuse<Reason::kNoKeepMask>() : refuse<Reason::kSeveralKeepConditions>();

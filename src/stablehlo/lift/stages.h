@@ -51,8 +51,9 @@ Outcome<Operands> place_operands(Plane& plane, const Probabilities& probabilitie
 // --- 3. match_probabilities.cpp: the softmax in the probabilities ---
 
 struct Match {
-  SymId whole = kNoSym;      // the probabilities, with what divides the second product's result
-  SymId undropped = kNoSym;  // the same before dropout
+  SymId whole = kNoSym;         // the probabilities, with what divides the second product's result
+  SymId undropped = kNoSym;     // the same before dropout
+  bool divides_output = false;  // the division comes after the product with the values
   Softmax softmax;
   std::optional<PlacedTensor> out;  // the output, after its division
 };
@@ -151,6 +152,7 @@ Outcome<std::optional<Sinks>> place_sinks(Plane& plane, const Forward& forward, 
 struct KeepMask {
   OperandView view;
   std::vector<int64_t> shape;
+  bool clears_nan = false;  // the output of a row that is NaN and of which it keeps nothing is 0
 };
 Outcome<std::optional<KeepMask>> place_keep_mask(Plane& plane, const Forward& forward, const Programs& programs);
 

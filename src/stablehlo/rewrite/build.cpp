@@ -27,6 +27,33 @@ mlir::ArrayAttr row_major_layouts(mlir::Builder& builder, mlir::TypeRange types)
   return builder.getArrayAttr(layouts);
 }
 
+mlir::Value reduce(mlir::OpBuilder& builder, mlir::Location location, mlir::Value value, llvm::ArrayRef<int64_t> dims,
+                   llvm::StringRef reducer, mlir::DenseElementsAttr start) {
+  const mlir::Type scalar = start.getType();
+  const mlir::NamedAttribute number(builder.getStringAttr("value"), start);
+  const mlir::Value init =
+      build(builder, location, "stablehlo.constant", {}, mlir::TypeRange(scalar), number)->getResult(0);
+  llvm::SmallVector<int64_t> kept;
+  for (const auto [d, size] : llvm::enumerate(mlir::cast<mlir::RankedTensorType>(value.getType()).getShape())) {
+    if (!llvm::is_contained(dims, static_cast<int64_t>(d))) {
+      kept.push_back(size);
+    }
+  }
+  const mlir::NamedAttribute dimensions(builder.getStringAttr("dimensions"), builder.getDenseI64ArrayAttr(dims));
+  mlir::OperationState state(location, "stablehlo.reduce");
+  state.addOperands({value, init});
+  state.addTypes(with_shape(value, kept));
+  state.propertiesAttr = builder.getDictionaryAttr(dimensions);
+  mlir::Block* body = &state.addRegion()->emplaceBlock();
+  body->addArgument(scalar, location);
+  body->addArgument(scalar, location);
+  mlir::OpBuilder inside(builder.getContext());  // atBlockEnd would use the block's operation, which does not exist yet
+  inside.setInsertionPointToEnd(body);
+  mlir::Operation* result = build(inside, location, reducer, body->getArguments(), mlir::TypeRange(scalar));
+  build(inside, location, "stablehlo.return", result->getResults(), {});
+  return builder.create(state)->getResult(0);
+}
+
 }  // namespace
 
 mlir::Operation* build(mlir::OpBuilder& builder, mlir::Location location, llvm::StringRef name,
@@ -120,25 +147,16 @@ mlir::Value convert(mlir::OpBuilder& builder, mlir::Location location, mlir::Val
 }
 
 mlir::Value sum(mlir::OpBuilder& builder, mlir::Location location, mlir::Value value, size_t dims) {
-  const mlir::RankedTensorType scalar = mlir::RankedTensorType::get({}, builder.getF32Type());
-  const mlir::NamedAttribute number(builder.getStringAttr("value"), mlir::DenseElementsAttr::get(scalar, 0.0f));
-  const mlir::Value zero =
-      build(builder, location, "stablehlo.constant", {}, mlir::TypeRange(scalar), number)->getResult(0);
   llvm::SmallVector<int64_t> summed(dims);
   std::iota(summed.begin(), summed.end(), 0);
-  const mlir::NamedAttribute dimensions(builder.getStringAttr("dimensions"), builder.getDenseI64ArrayAttr(summed));
-  mlir::OperationState state(location, "stablehlo.reduce");
-  state.addOperands({value, zero});
-  state.addTypes(with_shape(value, mlir::cast<mlir::RankedTensorType>(value.getType()).getShape().drop_front(dims)));
-  state.propertiesAttr = builder.getDictionaryAttr(dimensions);
-  mlir::Block* body = &state.addRegion()->emplaceBlock();
-  body->addArgument(scalar, location);
-  body->addArgument(scalar, location);
-  mlir::OpBuilder inside(builder.getContext());  // atBlockEnd would use the block's operation, which does not exist yet
-  inside.setInsertionPointToEnd(body);
-  mlir::Operation* add = build(inside, location, "stablehlo.add", body->getArguments(), mlir::TypeRange(scalar));
-  build(inside, location, "stablehlo.return", add->getResults(), {});
-  return builder.create(state)->getResult(0);
+  const mlir::RankedTensorType scalar = mlir::RankedTensorType::get({}, builder.getF32Type());
+  return reduce(builder, location, value, summed, "stablehlo.add", mlir::DenseElementsAttr::get(scalar, 0.0f));
+}
+
+mlir::Value any_of_last(mlir::OpBuilder& builder, mlir::Location location, mlir::Value value) {
+  const int64_t last = mlir::cast<mlir::RankedTensorType>(value.getType()).getRank() - 1;
+  const mlir::RankedTensorType scalar = mlir::RankedTensorType::get({}, builder.getI1Type());
+  return reduce(builder, location, value, last, "stablehlo.or", mlir::DenseElementsAttr::get(scalar, false));
 }
 
 std::vector<int64_t> inverse(llvm::ArrayRef<int64_t> permutation) {

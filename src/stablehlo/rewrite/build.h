@@ -32,6 +32,8 @@ mlir::Value convert(mlir::OpBuilder& builder, mlir::Location location, mlir::Val
 
 // Sums an f32 value over its first dimensions.
 mlir::Value sum(mlir::OpBuilder& builder, mlir::Location location, mlir::Value value, size_t dims);
+// Whether any of the booleans is true along the last dimension.
+mlir::Value any_of_last(mlir::OpBuilder& builder, mlir::Location location, mlir::Value value);
 
 // The inverse permutation; empty for empty.
 std::vector<int64_t> inverse(llvm::ArrayRef<int64_t> permutation);

@@ -1,6 +1,8 @@
 #include "stablehlo/rewrite/rewrite.h"
 
+#include <numeric>
 #include <optional>
+#include <string_view>
 
 #include "llvm/ADT/DenseSet.h"
 #include "mlir/Analysis/TopologicalSortUtils.h"
@@ -149,8 +151,8 @@ class Rewriter {
       backward_call(operands, call->getResults());
     }
     if (found_.out.replaced) {
-      replace(found_.out,
-              found_.nan_where_lse_is_minus_infinity ? with_nan_rows(call->getResults()) : call->getResult(0));
+      mlir::Value out = found_.nan_where_lse_is_minus_infinity ? with_nan_rows(call->getResults()) : call->getResult(0);
+      replace(found_.out, found_.zero_where_all_is_dropped ? with_zero_rows(out, operands.back()) : out);
     }
     if (found_.lse) {
       replace(*found_.lse, call->getResult(1));
@@ -259,7 +261,7 @@ class Rewriter {
   }
 
   mlir::Value zeros(mlir::RankedTensorType type) {
-    const mlir::NamedAttribute zero(builder_.getStringAttr("value"), mlir::DenseElementsAttr::get(type, 0.0f));
+    const mlir::NamedAttribute zero(builder_.getStringAttr("value"), builder_.getZeroAttr(type));
     return build(builder_, location_, "stablehlo.constant", {}, mlir::TypeRange(type), zero)->getResult(0);
   }
 
@@ -389,6 +391,33 @@ class Rewriter {
                                          named(builder_, "broadcast_dimensions", builder_.getDenseI64ArrayAttr(dims)))
                                        ->getResult(0);
     return build(builder_, location_, "stablehlo.add", {results[0], everywhere}, out)->getResult(0);
+  }
+
+  // Makes the output 0 in rows of which the keep mask keeps nothing.
+  mlir::Value with_zero_rows(mlir::Value out, mlir::Value keep_mask) {
+    auto type = mlir::cast<mlir::RankedTensorType>(out.getType());
+    mlir::Value keeps = any_of_last(builder_, location_, keep_mask);
+    llvm::SmallVector<int64_t> digits;  // of those dimensions of the output that the mask has
+    llvm::SmallVector<int64_t> dims;
+    for (const auto [letter, size] : llvm::zip(std::string_view("bhs"), found_.keep_shape)) {
+      for (size_t d = 0; size != 1 && d < found_.out.dims.size(); ++d) {
+        if (found_.out.dims[d] == letter) {
+          digits.push_back(type.getDimSize(static_cast<unsigned>(d)));
+          dims.push_back(static_cast<int64_t>(d));
+        }
+      }
+    }
+    keeps = reshape(builder_, location_, keeps, digits);
+    llvm::SmallVector<int64_t> order(dims.size());
+    std::iota(order.begin(), order.end(), 0);
+    llvm::sort(order,
+               [&](int64_t x, int64_t y) { return dims[static_cast<size_t>(x)] < dims[static_cast<size_t>(y)]; });
+    llvm::sort(dims);
+    const mlir::Value everywhere = build(builder_, location_, "stablehlo.broadcast_in_dim",
+                                         transpose(builder_, location_, keeps, order), type.clone(builder_.getI1Type()),
+                                         named(builder_, "broadcast_dimensions", builder_.getDenseI64ArrayAttr(dims)))
+                                       ->getResult(0);
+    return build(builder_, location_, "stablehlo.select", {everywhere, out, zeros(type)}, type)->getResult(0);
   }
 
   void restore_order() {
