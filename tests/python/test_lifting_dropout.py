@@ -154,6 +154,17 @@ def test_other_weights_stay(drop, words):
     assert_left_alone(attention(drop), *qkv(), KEY, words=words)
 
 
+@pytest.mark.parametrize("gradients", [False, True])
+@pytest.mark.parametrize("drop", DROPOUTS)
+def test_division_behind_the_values(drop, gradients):
+    def attend(q, k, v, key):
+        s = jnp.where(causal(), products(q, k) / 4, -jnp.inf)
+        e = jnp.exp(s - s.max(-1, keepdims=True))
+        return weigh(drop(e, key), v) / e.sum(-1, keepdims=True)
+
+    assert "keep_mask" in assert_fused(attend, *qkv(), KEY, gradients=gradients)
+
+
 def test_dropout_before_the_sum_is_a_mask():
     """Then the sum includes it, and no keep mask is left."""
 

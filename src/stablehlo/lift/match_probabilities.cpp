@@ -232,7 +232,9 @@ Outcome<Match> match_probabilities(Plane& plane, const Probabilities& probabilit
   Match match{.whole = probabilities.formula, .softmax = {}, .out = operands.out};
   Product product = as_product(plane.arena, probabilities.formula);
   if (const Proof matched = match_product(plane, product, match); !matched.ok()) {
-    if (!operands.out || !product.over.empty()) {
+    const bool is_divided =
+        std::ranges::any_of(product.over, [&](SymId factor) { return !plane.arena.is_constant(factor); });
+    if (!operands.out || is_divided) {
       return matched.error();
     }
     if (const Proof divided = find_division(plane, probabilities, operands, product, match); !divided.ok()) {
