@@ -808,3 +808,22 @@ def test_near_miss_is_left_alone(name, way):
 def test_by_hand_unchanged_is_fused(way):
     report = run_both_ways(way(by_hand), (*operands(20, 20), normal(2, 20, 3, 8), jnp.array(True)))
     assert report.fused_count == 1, report
+
+
+@pytest.mark.parametrize("name", ["log", "sqrt"])
+def test_gradient_by_a_factor_of_what_is_no_number_for_other_tensors(name):
+    """The logarithm of a drawn negative number is NaN. Such rows say nothing about the gradient."""
+
+    def loss(q, k, v, a, b):
+        s = (jnp.einsum("bqhd,bkhd->bhqk", q, k) / 4 + getattr(jnp, name)(a)) * b
+        return (jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(s, -1), v) ** 2).sum()
+
+    rng = np.random.default_rng(4)
+    arguments = [jnp.asarray(rng.uniform(0.5, 1.5, shape), jnp.float32) for shape in ((2, 8, 2, 8),) * 3 + ((8,),) * 2]
+    function = jax.value_and_grad(loss, argnums=(0, 1, 2, 3, 4))
+    mine = flashlift.jax.fuse(function)
+    for got, want in zip(
+        jax.tree.leaves(mine(*arguments)), jax.tree.leaves(jax.jit(function)(*arguments)), strict=True
+    ):
+        np.testing.assert_allclose(got, want, rtol=2e-4, atol=2e-5)
+    assert [candidate.fused for candidate in mine.report.candidates] == [True], mine.report

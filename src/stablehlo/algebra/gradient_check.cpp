@@ -365,7 +365,7 @@ Proof GradientCheck::compare_rows(SymId formula, const CompareRow& compare, SymI
       if (!shows.ok()) {
         return draw.conditions.empty() ? Proof(shows.error()) : refuse<Reason::kGradientOfMasked>();
       }
-      if (draw.conditions.empty() && (!*shows || trial == 0)) {
+      if (draw.conditions.empty() && (!*shows || trial == 0) && has_numbers(atoms, draw)) {
         draw.drawn = softmax_.score;
         NumericRow numbers(arena_, sizes_, atoms, draw);
         const Outcome<bool> with_drawn = compare_row(numbers, draw);
@@ -393,6 +393,13 @@ Proof GradientCheck::compare_rows(SymId formula, const CompareRow& compare, SymI
     }
   }
   return compared.suffices() || drawn_score.suffices() ? Proof() : refuse<Reason::kTooFewRows>();
+}
+
+// Whether no score of the row is NaN, such as the logarithm of a negative number. Formulas read these numbers even
+// where the scores are drawn instead of computed from them.
+bool GradientCheck::has_numbers(const std::vector<int64_t>& atoms, const Draw& draw) const {
+  NumericRow numbers(arena_, sizes_, atoms, draw);
+  return std::ranges::none_of(numbers.values(softmax_.score), [](const auto& score) { return std::isnan(score.f); });
 }
 
 // How fast the softmax's scores grow with those of the product, near 0.

@@ -59,6 +59,7 @@ class GradientCheck {
   Outcome<bool> compare_row_narrowed(const std::vector<int64_t>& atoms, Draw draw, const CompareRow& compare_row,
                                      const std::function<void(NumericRow&)>& note);
   bool makes_numbers_without_keys(SymId formula, NumericRow& numbers) const;
+  bool has_numbers(const std::vector<int64_t>& atoms, const Draw& draw) const;
   double scale_of_scores() const;
   bool overflows(NumericRow& numbers) const;
   std::vector<Draw> by_all_keys(std::vector<Draw> draws);
