@@ -2,6 +2,7 @@
 sum (docs/design.md, "Rearranged"). All results are compared with XLA's.
 """
 
+import flashlift.stablehlo
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -89,3 +90,39 @@ def test_gradients_that_are_returned_before_their_sum_stay_right():
         return d_bias, d_bias.sum(0), d_bias.max(0)
 
     fused(gradients, x, y, bias, tolerance=5e-5)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_the_gradient_by_a_bias_and_a_mask_is_summed_over_what_the_bias_shares(dtype):
+    """In 16 bits, the sum of both is a number of its own, and its gradient has the size of the scores."""
+    (q, k), table = rows(), TABLE.astype(dtype)
+    q, k = q.astype(dtype), k.astype(dtype)
+
+    def attend(q, k, table):
+        s = products(q, k) + (table_of(table) + padded(-1e9).astype(dtype))
+        return weigh(jax.nn.softmax(s.astype(jnp.float32), -1).astype(dtype), k)
+
+    candidates, report = fused(attend, q, k, table, gradients=True, tolerance=5e-5 if dtype == jnp.float32 else 3e-2)
+    assert [candidate.fused for candidate in candidates] == [True], report
+
+    def both(*arguments):
+        out, pullback = jax.vjp(attend, *arguments)
+        return out, pullback(out)
+
+    text = flashlift.stablehlo.fuse(jax.jit(both).lower(q, k, table).as_text(), gradients=True).module
+    (call,) = [line for line in text.splitlines() if "flashlift.attention_backward" in line]
+    assert call.endswith(f"tensor<{S}x{S}x{H}xf32>)"), call
+
+
+def test_a_gradient_that_is_also_returned_before_its_sum_has_its_own_size():
+    q, k = rows()
+    bias = BIAS["in 16 bits"](TABLE)
+
+    def gradients(q, k, bias):
+        attend = lambda bias: jnp.sin(weigh(jax.nn.softmax(products(q, k) / 3 + bias, -1), k))
+        out, pullback = jax.vjp(attend, bias)
+        (d_bias,) = pullback(out)
+        return out, d_bias, d_bias.sum(0), d_bias.sum((0, 2))
+
+    candidates, report = fused(gradients, q, k, bias, tolerance=5e-5)
+    assert [candidate.fused for candidate in candidates] == [True], report

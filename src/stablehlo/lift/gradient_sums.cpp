@@ -23,9 +23,20 @@ std::vector<int> sorted(std::vector<int> atoms) {
 }  // namespace
 
 Outcome<std::vector<SumExit>> GradientSums::find() {
-  FLASHLIFT_RETURN_IF_ERROR(leave(plane_.pair.first));
-  leave_out_steps();
-  FLASHLIFT_RETURN_IF_ERROR(check_terms());
+  const auto find = [&]() -> Proof {
+    FLASHLIFT_RETURN_IF_ERROR(leave(plane_.pair.first));
+    leave_out_steps();
+    return check_terms();
+  };
+  Proof found = find();
+  if (!found.ok() && went_further_) {
+    may_go_further_ = false;
+    sums_.clear();
+    left_.clear();
+    left_as_sum_.clear();
+    found = find();
+  }
+  FLASHLIFT_RETURN_IF_ERROR(found);
   return std::move(sums_);
 }
 
@@ -189,11 +200,29 @@ Proof GradientSums::leave_by(const PlaneSum& sum, const std::function<Proof()>& 
   }
   if (has_d_probability_ && depends_on_keys) {
     if (auto term = term_with_gradient(sum)) {
-      sums_.push_back({.sum = sum, .term = std::move(term)});
+      if (!may_go_further_ || !is_left_by_further_sums(further)) {
+        sums_.push_back({.sum = sum, .term = std::move(term)});
+      }
       return {};
     }
   }
   return further();
+}
+
+// Whether all that is computed from the gradient by a term are sums of it that are gradients by other terms. The call
+// then returns those alone, which are smaller: of a bias, and not of the bias and a mask of each batch together.
+bool GradientSums::is_left_by_further_sums(const std::function<Proof()>& further) {
+  const size_t before = sums_.size();
+  const auto left = left_;
+  const auto left_as_sum = left_as_sum_;
+  if (further().ok() && sums_.size() > before) {
+    went_further_ = true;
+    return true;
+  }
+  sums_.erase(sums_.begin() + static_cast<std::ptrdiff_t>(before), sums_.end());
+  left_ = left;
+  left_as_sum_ = left_as_sum;
+  return false;
 }
 
 // The sum that the operation's result is, if it is one: read from the result to the values of the plane, in a few

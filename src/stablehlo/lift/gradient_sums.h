@@ -34,6 +34,7 @@ class GradientSums {
   Proof leave(mlir::Operation* op);
   Proof leave_as_sum(const PlaneSum& sum, mlir::Operation* user);
   Proof leave_by(const PlaneSum& sum, const std::function<Proof()>& further);
+  bool is_left_by_further_sums(const std::function<Proof()>& further);
   void leave_out_steps();
   Proof check_terms();
   PlaneSum sum_at(mlir::Operation* op) const;
@@ -51,6 +52,8 @@ class GradientSums {
   GradientCheck& check_;
   bool has_d_probability_;
   std::optional<LogSumExp>& log_sum_exp_;
+  bool may_go_further_ = true;  // to the gradients that are furthest from the scores
+  bool went_further_ = false;
   std::vector<SumExit> sums_;
   llvm::DenseMap<mlir::Operation*, bool> inner_;
   llvm::DenseMap<mlir::Operation*, Proof> left_;
