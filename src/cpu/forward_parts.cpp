@@ -77,7 +77,7 @@ PartFinder::PartFinder(const ForwardCall& call, const Task& task, visits::VisitR
       kv_tile_(call.kernel.config().kv_tile),
       groups_(divide_up(task.rows(), kVisitRows)),
       visits_(visits),
-      block_(task.kv_begin / kv_tile_ - 1) {  // a split starts at a whole block
+      block_(-1) {
   if (shared != nullptr) {
     known_ = shared->ready(task.rows());
     is_known_ = !known_.empty();
@@ -105,7 +105,7 @@ std::span<const Part> PartFinder::next() {
   Found& found = found_[turn_];
   turn_ = 1 - turn_;
   found.count = 0;
-  while (found.count == 0 && (block_ = block_after(block_)) * kv_tile_ < task_.kv_end) {
+  while (found.count == 0 && (block_ = block_after(block_)) * kv_tile_ < call_.sizes.kv_len) {
     find(block_, found);
   }
   const std::span<const Part> parts(found.parts, static_cast<size_t>(found.count));
@@ -142,12 +142,15 @@ visits::TileKind PartFinder::kind_at(int64_t group, int64_t block) {
 }
 
 int64_t PartFinder::block_after(int64_t block) const {
-  int64_t next = divide_up(task_.kv_end, kv_tile_);
+  int64_t next = divide_up(call_.sizes.kv_len, kv_tile_);
   for (int64_t i = 0; i < groups_; ++i) {
     const std::vector<visits::TileRun>& runs = visits_[i].runs;
     for (size_t run = next_run_[i]; run < runs.size(); ++run) {
-      if (runs[run].end > block + 1) {
-        next = std::min(next, std::max(runs[run].begin, block + 1));
+      // The split's first block that is neither before the run nor visited already.
+      const int64_t first = std::max(runs[run].begin, block + 1) - task_.split;
+      const int64_t own = divide_up(std::max<int64_t>(first, 0), task_.splits) * task_.splits + task_.split;
+      if (own < runs[run].end) {
+        next = std::min(next, own);
         break;
       }
     }
@@ -204,7 +207,7 @@ void PartFinder::add_trimmed(const Part& whole, Found& found) {
 }
 
 void PartFinder::find(int64_t block, Found& found) {
-  const int64_t columns = std::min(kv_tile_, task_.kv_end - block * kv_tile_);
+  const int64_t columns = std::min(kv_tile_, call_.sizes.kv_len - block * kv_tile_);
   for (int64_t group = 0; group < groups_; ++group) {
     const visits::TileKind kind = kind_at(group, block);
     const Part whole{.block = block,

@@ -371,11 +371,10 @@ void TaskRunner::add_values(int64_t kv_begin, int64_t columns) {
     add(key_rows(v, kv_begin, columns), 0, columns, {});
     return;
   }
-  const int64_t next = kv_begin + columns;
-  const bool visits_next = next < task_.kv_end && parts_.first_kind(next / kv_tile_) != visits::TileKind::kSkipped;
+  const int64_t next = parts_.block_after(kv_begin / kv_tile_) * kv_tile_;
   for_pieces(kv_begin, columns, [&](int64_t first, int64_t count, const KeyPlace& place) {
     MatrixView next_keys{};
-    if (visits_next && next + first < task_.kv_end) {
+    if (next + first < call_.sizes.kv_len) {
       const KeyPlace there = key_place(call_.arguments, problem_.page_size, task_.b, next + first);
       next_keys = head_rows(call_.arguments.k, there.batch, task_.g, there.row);
     }
@@ -387,7 +386,7 @@ void TaskRunner::add_values(int64_t kv_begin, int64_t columns) {
 void TaskRunner::run_direct(int64_t block, bool partial) {
   const int64_t rows = task_.rows();
   const int64_t kv_begin = block * kv_tile_;
-  const int64_t columns = std::min(kv_tile_, task_.kv_end - kv_begin);
+  const int64_t columns = std::min(kv_tile_, call_.sizes.kv_len - kv_begin);
   const Part whole{
       .block = block, .row_begin = 0, .row_end = rows, .column = 0, .columns = columns, .partial = partial};
   dot_keys(kv_begin, columns);
@@ -463,7 +462,7 @@ void TaskRunner::expect_next(std::span<const Part> parts, std::span<const Part> 
   }
   if (!next.empty() && problem_.page_size == 0) {
     const int64_t first = next[0].block * kv_tile_;
-    const int64_t columns = std::min(kv_tile_, task_.kv_end - first);
+    const int64_t columns = std::min(kv_tile_, call_.sizes.kv_len - first);
     push(prefetches_, head_rows(call_.arguments.k, task_.b, task_.g, first), columns, problem_.head_dim);
     push(prefetches_, head_rows(call_.arguments.v, task_.b, task_.g, first), columns, problem_.value_dim);
   }
@@ -475,7 +474,7 @@ void TaskRunner::expect_next(std::span<const Part> parts, std::span<const Part> 
 
 void TaskRunner::visit_block(std::span<const Part> parts, std::span<const Part> next) {
   const int64_t kv_begin = parts[0].block * kv_tile_;
-  packed_ = std::min(kv_tile_, task_.kv_end - kv_begin);
+  packed_ = std::min(kv_tile_, call_.sizes.kv_len - kv_begin);
   pack_keys(kv_begin, packed_);
   pack_values(kv_begin, packed_);
   load_new_queries(parts[0]);
@@ -502,7 +501,7 @@ void TaskRunner::run() {
     return;
   }
   load_queries(0, task_.rows());
-  for (int64_t block = parts_.block_after(task_.kv_begin / kv_tile_ - 1); block * kv_tile_ < task_.kv_end;
+  for (int64_t block = parts_.block_after(-1); block * kv_tile_ < call_.sizes.kv_len;
        block = parts_.block_after(block)) {
     run_direct(block, parts_.first_kind(block) == visits::TileKind::kPartial);
   }

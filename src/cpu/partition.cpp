@@ -31,14 +31,10 @@ Partition::Partition(const CallSizes& sizes, const ForwardConfig& config, int co
   head_tiles_ = divide_up(sizes.group(), heads_per_tile_);
   q_tiles_ = divide_up(sizes.q_len, q_per_tile_);
 
-  keys_per_split_ = std::max<int64_t>(sizes.kv_len, 1);
   if (rows_per_pair <= kSplitMaxRows) {
     const int64_t wanted_splits =
         config.splits > 0 ? config.splits : std::min(divide_up(kSplitTasks, pairs), sizes.kv_len / kSplitMinKeys);
-    if (wanted_splits > 1) {
-      keys_per_split_ = round_up(divide_up(sizes.kv_len, wanted_splits), config.kv_tile);
-      splits_ = divide_up(sizes.kv_len, keys_per_split_);
-    }
+    splits_ = std::clamp<int64_t>(wanted_splits, 1, std::max<int64_t>(divide_up(sizes.kv_len, config.kv_tile), 1));
   }
   tasks_ = pairs * head_tiles_ * q_tiles_ * splits_;
   together_ = std::clamp<int64_t>(concurrency, 1, pairs);
@@ -47,6 +43,7 @@ Partition::Partition(const CallSizes& sizes, const ForwardConfig& config, int co
 Task Partition::task(int64_t index) const {
   Task task{};
   task.split = index % splits_;
+  task.splits = splits_;
   index /= splits_;
   const int64_t head_tile = index % head_tiles_;
   index /= head_tiles_;
@@ -63,8 +60,6 @@ Task Partition::task(int64_t index) const {
   task.h_count = std::min(heads_per_tile_, sizes_.group() - first);
   task.q_begin = task.q_tile * q_per_tile_;
   task.q_count = std::min(q_per_tile_, sizes_.q_len - task.q_begin);
-  task.kv_begin = task.split * keys_per_split_;
-  task.kv_end = std::min(task.kv_begin + keys_per_split_, sizes_.kv_len);
   return task;
 }
 

@@ -23,7 +23,7 @@ struct CallSizes {
 };
 
 // The rows and keys of one task: queries [q_begin, q_begin + q_count) of heads [h_begin, h_begin + h_count), which
-// share the key-value head g, against keys [kv_begin, kv_end).
+// share the key-value head g, against the blocks of keys split, split + splits, and so on.
 struct Task {
   int64_t b;
   int64_t g;
@@ -33,14 +33,15 @@ struct Task {
   int64_t q_begin;
   int64_t q_count;
   int64_t split;
-  int64_t kv_begin;
-  int64_t kv_end;
+  int64_t splits;
 
   int64_t rows() const { return h_count * q_count; }
 };
 
 // A row's result has the same bits in any tile, so that the tiles may depend on the number of threads. Splits of the
-// keys change the order of sums, so that they depend on the problem alone.
+// keys change the order of sums, so that they depend on the problem alone. Splits take turns at the blocks of keys: a
+// mask that leaves few of them, such as the length of a sequence whose page table has room for more, leaves each split
+// as many as the others.
 class Partition {
  public:
   Partition(const CallSizes& sizes, const ForwardConfig& config, int concurrency);
@@ -63,7 +64,6 @@ class Partition {
   int64_t q_tiles_ = 0;
   int64_t splits_ = 1;
   int64_t together_ = 1;
-  int64_t keys_per_split_ = 0;
   int64_t tasks_ = 0;
 };
 
