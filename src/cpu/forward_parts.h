@@ -76,8 +76,9 @@ class PartFinder {
   // `visits` has room for each group of rows; `shared` may be null.
   PartFinder(const ForwardCall& call, const Task& task, visits::VisitRow* visits, PartList* shared);
 
-  // For tasks of few rows, instead of next(): the first block after this one that some row visits (beyond the task's
-  // keys if there is none), and the part of a block that group 0 needs. Call both for blocks in ascending order.
+  // For tasks of few rows, instead of next(): the first of the task's blocks after this one that some row visits
+  // (beyond all keys if there is none), and the part of a block that group 0 needs. Call both for blocks in ascending
+  // order.
   int64_t block_after(int64_t block) const;
   visits::TileKind first_kind(int64_t block) { return kind_at(0, block); }
   // The parts of the next visited block in the order of their rows, each within one or two groups; empty after the last
