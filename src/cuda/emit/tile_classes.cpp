@@ -1,7 +1,6 @@
 #include "cuda/emit/tile_classes.h"
 
 #include <algorithm>
-#include <iterator>
 
 #include "cuda/emit/forward_config.h"
 #include "support/rounding.h"
@@ -9,9 +8,9 @@
 namespace flashlift::cuda {
 namespace {
 
+// All but kFewRows, whose kernels divide a call's keys and not its queries.
 constexpr LengthClass kLongestFirst[] = {LengthClass::kLonger, LengthClass::kUpTo4096, LengthClass::kUpTo2048,
-                                         LengthClass::kUpTo1024, LengthClass::kFewRows};
-static_assert(std::size(kLongestFirst) == kLengthClasses);
+                                         LengthClass::kUpTo1024};
 
 }  // namespace
 
@@ -21,8 +20,7 @@ TileClasses::TileClasses(const Problem& problem) : problem_(problem) {
   }
   for (const LengthClass length : kLongestFirst) {
     const Result<ForwardConfig> config = choose_hopper_config(problem, length);
-    const bool in_rounds = length != LengthClass::kFewRows && config.ok();
-    query_tiles_[static_cast<size_t>(length)] = in_rounds ? config->q_tile : 0;
+    query_tiles_[static_cast<size_t>(length)] = config.ok() ? config->q_tile : 0;
   }
 }
 

@@ -13,7 +13,8 @@ bool is_narrow(const ForwardConfig& config) {
   return std::max(config.head_dim, config.value_dim) <= kNarrow;
 }
 
-// How many of a section's blocks there are for each multiprocessor, as measured (docs/lessons/cuda_forward.md).
+// How many of a section's blocks there are for each multiprocessor, as measured (docs/lessons: cuda_forward.md, and
+// cuda_portable.md).
 int64_t blocks_per_multiprocessor(const HeadGroups& heads, const ForwardConfig& config) {
   if (config.kind == KernelKind::kPortable && config.dtype == DType::kF32) {
     return is_narrow(config) ? 8 : 1;

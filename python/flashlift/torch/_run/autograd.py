@@ -97,9 +97,7 @@ class Direct(torch.autograd.Function):
                 "expected torch.vmap of torch.autograd.grad, or torch.func.jacrev"
             )
         given = (grad_out, query, key, value, out, lse, residual, *captures)
-        if (
-            torch.compiler.is_dynamo_compiling()
-        ):  # compiled autograd; Dynamo would give _Backward's *given a context, too
+        if torch.compiler.is_dynamo_compiling():  # compiled autograd; Dynamo gives _Backward's *given a context, too
             read = query, key, value, out, lse, residual, captures, sinks, seed
             backward = torch.ops.flashlift.attention_backward
             gradients = backward(grad_out, grad_lse, *read, wanted, ctx.features, ctx.scale)
