@@ -217,21 +217,22 @@ def report(rows, verdict, name, kernels, flops, wrong, rounds):
     verdict.add(wrong)
 
 
-def decode_name(b, kv, page):
-    return f"decode B{b} KV{kv}" + (f" pages of {page}" if page else "")
+def decode_name(b, kv, page, room):
+    return f"decode B{b} KV{kv}" + (f" of {room}" if room else "") + (f" pages of {page}" if page else "")
 
 
-def decode_case(rows, verdict, b, kv, page, rounds):
-    """One new token per sequence: the speed of reading K and V decides."""
+def decode_case(rows, verdict, b, kv, page, room, rounds):
+    """One new token per sequence: the speed of reading K and V decides. room: for how many keys the cache, or the table
+    of pages, has room, of which the first `kv` are in use; 0: all of it is."""
     hq, hkv, d = 32, 8, 128
     scale = 1 / math.sqrt(d)
     kv_bytes = 2 * b * hkv * kv * d * 2
     sets = max(1, (256 << 20) // kv_bytes)  # so many that no cache holds them
     calls, peers, tensors = [], [], []
-    text = f"attn b{b} hq{hq} hkv{hkv} sq1 skv{kv} d{d} bf16 out=bf16 scale={scale!r}"
-    attention = flashlift.compile(
-        text + (f" page_size={page}" if page else ""), device="cuda", implementation=IMPLEMENTATION
-    )
+    text = f"attn b{b} hq{hq} hkv{hkv} sq1 skv{room or kv} d{d} bf16 out=bf16 scale={scale!r}"
+    words = (f" page_size={page}" if page else "") + (" key_lengths" if room else "")
+    attention = flashlift.compile(text + words, device="cuda", implementation=IMPLEMENTATION)
+    lengths = [torch.full((b,), kv, device="cuda", dtype=torch.int32)] if room else []
     for i in range(sets):
         q, k, v = inputs(b, hq, hkv, 1, kv, d, d)
         options = {}
@@ -242,11 +243,13 @@ def decode_case(rows, verdict, b, kv, page, rounds):
             for paged, tensor in ((k_pages, k), (v_pages, v)):
                 paged[table.long()] = tensor.reshape(b, hkv, kv // page, page, d).transpose(1, 2)
             run_k, run_v = k_pages, v_pages
-            options["page_table"] = table
+            options["page_table"] = F.pad(table, (0, (room or kv) // page - table.shape[1]), value=-1)
+        elif room:
+            run_k, run_v = (F.pad(x, (0, 0, 0, room - kv)) for x in (k, v))
         else:
             run_k, run_v = k, v
         out = torch.full_like(q, float("nan"))
-        calls.append(attention.bind(q, run_k, run_v, out, **options))
+        calls.append(attention.bind(q, run_k, run_v, out, captures=lengths, **options))
 
         def peer(q=q, k=k, v=v):
             with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
@@ -272,7 +275,7 @@ def decode_case(rows, verdict, b, kv, page, rounds):
         pass
     wrong = complaints(results, golden.Attention(*tensors, scale=scale))
     times = median_ms(kernels, rounds)
-    name = decode_name(b, kv, page)
+    name = decode_name(b, kv, page, room)
     rates = {kernel: kv_bytes * sets / ms / 1e6 for kernel, ms in times.items()}
     rows.append({"case": name, "wrong": wrong, "ms": {k: t / sets for k, t in times.items()}, "gbytes": rates})
     figures = " ".join(f"{k} {t / sets * 1e3:.1f} us {rates[k]:.0f} GB/s" for k, t in times.items())
@@ -383,10 +386,11 @@ def main():
             if wanted(case[0]):
                 report(rows, verdict, *mod_case(case, s), rounds)
     if arguments.suite in ("decode", "all"):
-        for b, kv in ((1, 8192), (16, 8192), (1, 131072), (16, 32768), (64, 4096)):
+        whole = [(1, 8192, 0), (16, 8192, 0), (1, 131072, 0), (16, 32768, 0), (64, 4096, 0)]
+        for b, kv, room in [*whole, (1, 3072, 131072), (8, 3072, 131072)]:
             for page in (0, 16):
-                if wanted(decode_name(b, kv, page)):
-                    decode_case(rows, verdict, b, kv, page, rounds)
+                if wanted(decode_name(b, kv, page, room)):
+                    decode_case(rows, verdict, b, kv, page, room, rounds)
     if arguments.suite in ("overhead", "all"):
         overhead(rows)
     if not rows:

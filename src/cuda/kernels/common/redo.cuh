@@ -104,13 +104,13 @@ __device__ __forceinline__ void redo_tiles(float (&sums)[FL_V_DIM / 2], const fl
     sums[i] = 0.0f;
   }
 #pragma unroll 1
-  for (int first = tile.first_kv_tile; first < tile.end_kv_tile; first += 32) {
-    const int kv_tile = first + static_cast<int>(threadIdx.x % 32);
+  for (int first = 0; nth_kv_tile(params, tile, first) < tile.end_kv_tile; first += 32) {
+    const int kv_tile = nth_kv_tile(params, tile, first + static_cast<int>(threadIdx.x % 32));
     u32 hits = __ballot_sync(0xffffffff, FL_REDO_ALL ? kv_tile < tile.end_kv_tile
                                                      : tile_kind(params, tile, kv_tile) == kTilePartial);
 #pragma unroll 1
     for (; hits != 0; hits &= hits - 1) {
-      const int kv = (first + __ffs(hits) - 1) * FL_BLOCK_N + first_key;
+      const int kv = nth_kv_tile(params, tile, first + __ffs(hits) - 1) * FL_BLOCK_N + first_key;
 #pragma unroll 1
       for (int key = 0; key < kKeys; key += kRedoKeys) {
         redo_keys(sums, maximum, params, rows, kv + key);

@@ -14,7 +14,7 @@ struct QueryTile {
   int b;
   int h, last_h;
   int row, last_row;                // queries
-  int first_kv_tile, end_kv_tile;  // the key tiles that the block considers
+  int first_kv_tile, end_kv_tile;  // the key tiles that the block considers: nth_kv_tile()
 };
 
 __device__ __forceinline__ int kv_tile_count(const ForwardParams& params) {
@@ -24,6 +24,21 @@ __device__ __forceinline__ int kv_tile_count(const ForwardParams& params) {
 // For FL_BLOCK_M queries and all keys.
 __device__ __forceinline__ QueryTile tile_at(const ForwardParams& params, int b, int h, int row) {
   return {b, h, h, row, min(row + FL_BLOCK_M, params.q_len) - 1, 0, kv_tile_count(params)};
+}
+
+// Blocks that share the keys of a unit (FL_SPLIT) take turns at its key tiles: of a cache with room for more keys than a
+// sequence has, each of them gets as many that are in use.
+__device__ __forceinline__ int kv_tile_step(const ForwardParams& params) { return FL_SPLIT ? params.splits : 1; }
+
+// The nth key tile that the block considers.
+__device__ __forceinline__ int nth_kv_tile(const ForwardParams& params, const QueryTile& tile, int n) {
+  return tile.first_kv_tile + n * kv_tile_step(params);
+}
+
+// How many of them come before a key tile.
+__device__ __forceinline__ int kv_tiles_before(const ForwardParams& params, const QueryTile& tile, int kv_tile) {
+  const int step = kv_tile_step(params);
+  return max(kv_tile - tile.first_kv_tile + step - 1, 0) / step;
 }
 
 // Tiles are numbered by sections of heads whose keys and values fit the L2 cache together. Within a section, late
@@ -81,8 +96,8 @@ __device__ __forceinline__ TileKind tile_kind(const ForwardParams& params, const
   return classify_tile(params, tile, kv_tile).kind;
 }
 
-// Lane c stores which of the tiles 32c to 32c + 31 (from the first on) are visited: one pass over the mask covers up to
-// 1024 tiles. For more tiles the mask is evaluated again, which costs little beside so many keys.
+// Lane c stores which of the tiles 32c to 32c + 31 of those that the block considers are visited: one pass over the mask
+// covers up to 1024 tiles. For more tiles the mask is evaluated again, which costs little beside so many keys.
 constexpr int kRememberedTiles = 1024;
 
 struct Visits {
@@ -95,13 +110,13 @@ struct Visits {
 
 // A warp classifies 32 key tiles at a time.
 __device__ __forceinline__ Visits find_visits(const ForwardParams& params, const QueryTile& tile) {
-  const int kv_tiles = tile.end_kv_tile - tile.first_kv_tile;
+  const int kv_tiles = kv_tiles_before(params, tile, tile.end_kv_tile);
   Visits visits;
 #if FL_FINDS_VISITS
   const int lane = threadIdx.x % 32;
 #pragma unroll 1
   for (int first = 0; first < kv_tiles; first += 32) {
-    const TileClass found = classify_tile(params, tile, tile.first_kv_tile + first + lane);
+    const TileClass found = classify_tile(params, tile, nth_kv_tile(params, tile, first + lane));
     const u32 partial = __ballot_sync(0xffffffff, found.kind == kTilePartial);
     const u32 full = __ballot_sync(0xffffffff, found.kind == kTileFull);
 #if FL_SCORE_ZEROS
@@ -114,7 +129,7 @@ __device__ __forceinline__ Visits find_visits(const ForwardParams& params, const
     visits.full_bits = lane == first / 32 ? full : visits.full_bits;
   }
 #else
-  visits.full = min(params.kv_len / FL_BLOCK_N, tile.end_kv_tile) - tile.first_kv_tile;
+  visits.full = kv_tiles_before(params, tile, min(params.kv_len / FL_BLOCK_N, tile.end_kv_tile));
   visits.partial = kv_tiles - visits.full;
 #endif
   return visits;
@@ -139,14 +154,14 @@ class VisitIterator {
     while (hits_ == 0) {
       first_ -= 32;
       const bool partial = partial_left_ > 0;
-      if (tile_.end_kv_tile - tile_.first_kv_tile <= kRememberedTiles) {
+      if (kv_tiles_before(params_, tile_, tile_.end_kv_tile) <= kRememberedTiles) {
         hits_ = __shfl_sync(0xffffffff, partial ? visits_.partial_bits : visits_.full_bits, first_ / 32);
 #if FL_SCORE_ZEROS
         zeros_ = __shfl_sync(0xffffffff, visits_.zeros_bits, first_ / 32);
 #endif
       } else {
         const TileClass found =
-            classify_tile(params_, tile_, tile_.first_kv_tile + first_ + static_cast<int>(threadIdx.x % 32));
+            classify_tile(params_, tile_, nth_kv_tile(params_, tile_, first_ + static_cast<int>(threadIdx.x % 32)));
         hits_ = __ballot_sync(0xffffffff, found.kind == (partial ? kTilePartial : kTileFull));
 #if FL_SCORE_ZEROS
         zeros_ = __ballot_sync(0xffffffff, found.zeros);
@@ -155,7 +170,7 @@ class VisitIterator {
     }
     const int bit = 31 - __clz(hits_);
     hits_ ^= 1u << bit;
-    const int kv_tile = tile_.first_kv_tile + first_ + bit;
+    const int kv_tile = nth_kv_tile(params_, tile_, first_ + bit);
     adds_zeros_ = FL_SCORE_ZEROS && (zeros_ >> bit & 1) != 0;
     if (partial_left_ > 0) {
       if (--partial_left_ == 0) {
@@ -166,7 +181,7 @@ class VisitIterator {
     }
     return kv_tile;
 #else
-    return tile_.first_kv_tile + --first_;
+    return nth_kv_tile(params_, tile_, --first_);
 #endif
   }
 
@@ -176,7 +191,7 @@ class VisitIterator {
  private:
   // Latest keys first: under a causal mask those are the partial ones.
   __device__ __forceinline__ void restart() {
-    const int kv_tiles = tile_.end_kv_tile - tile_.first_kv_tile;
+    const int kv_tiles = kv_tiles_before(params_, tile_, tile_.end_kv_tile);
     hits_ = 0;
     first_ = FL_FINDS_VISITS ? (kv_tiles + 31) / 32 * 32 : kv_tiles;
   }

@@ -42,9 +42,8 @@ __device__ __forceinline__ Unit unit_of_block(const ForwardParams& params, int i
   unit.tile.last_h = unit.kv_head * params.group + last_in_group;
   unit.tile.row = one_head ? unit.first_row - first_in_group * params.q_len : 0;
   unit.tile.last_row = one_head ? last - last_in_group * params.q_len : params.q_len - 1;
-  const i64 tiles = kv_tile_count(params);
-  unit.tile.first_kv_tile = static_cast<int>(tiles * split / params.splits);
-  unit.tile.end_kv_tile = static_cast<int>(tiles * (split + 1) / params.splits);
+  unit.tile.first_kv_tile = split;
+  unit.tile.end_kv_tile = kv_tile_count(params);
   return unit;
 }
 
