@@ -119,12 +119,12 @@ Result<Device> get_device(int ordinal) {
   FLASHLIFT_RETURN_IF_ERROR(
       driver->check(driver->cuDeviceGetName(name, sizeof(name), device.handle), "cuDeviceGetName"));
   device.name = name;
-  int values[5] = {};
-  const CuDeviceAttribute attributes[5] = {kComputeMajor, kComputeMinor, kMultiprocessors, kL2CacheBytes,
-                                           kSharedBytesOptIn};
-  for (int i = 0; i < 5; ++i) {
+  constexpr CuDeviceAttribute kAttributes[] = {kComputeMajor, kComputeMinor,     kMultiprocessors,
+                                               kL2CacheBytes, kSharedBytesOptIn, kMemoryBusBits};
+  int values[std::size(kAttributes)] = {};
+  for (size_t i = 0; i < std::size(kAttributes); ++i) {
     FLASHLIFT_RETURN_IF_ERROR(
-        driver->check(driver->cuDeviceGetAttribute(&values[i], attributes[i], device.handle), "cuDeviceGetAttribute"));
+        driver->check(driver->cuDeviceGetAttribute(&values[i], kAttributes[i], device.handle), "cuDeviceGetAttribute"));
   }
   size_t memory = 0;
   FLASHLIFT_RETURN_IF_ERROR(driver->check(driver->cuDeviceTotalMem(&memory, device.handle), "cuDeviceTotalMem"));
@@ -133,6 +133,7 @@ Result<Device> get_device(int ordinal) {
   device.multiprocessors = values[2];
   device.l2_bytes = values[3];
   device.shared_bytes = values[4];
+  device.memory_bus_bits = values[5];
   return device;
 }
 

@@ -28,6 +28,7 @@ using CuResult = int;
 
 enum CuDeviceAttribute : int {
   kMultiprocessors = 16,
+  kMemoryBusBits = 37,
   kL2CacheBytes = 38,
   kComputeMajor = 75,
   kComputeMinor = 76,
@@ -104,6 +105,7 @@ struct Device {
   int64_t memory_bytes = 0;
   int64_t l2_bytes = 0;
   int64_t shared_bytes = 0;  // maximum for one block
+  int memory_bus_bits = 0;
 };
 
 // The number of GPUs that the driver shows. Errors: those of Driver::get().

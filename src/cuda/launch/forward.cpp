@@ -18,6 +18,7 @@ namespace flashlift::cuda {
 namespace {
 
 constexpr int64_t kHopperCounters = 2;
+constexpr int kBoxColumns = 64;  // of keys and values in shared memory
 constexpr int64_t kFloatBytes = sizeof(float);
 
 int heads_per_section(const ForwardParams& params, const ForwardConfig& config, const Device& device) {
@@ -28,13 +29,12 @@ int heads_per_section(const ForwardParams& params, const ForwardConfig& config, 
   return static_cast<int>(groups_per_section(heads, config, device) * params.group);
 }
 
-// The number of blocks that share the keys of a unit: enough to fill all multiprocessors, each with some work, and so
-// that the last wave of blocks is as full as possible. More blocks mean more partial results to combine.
-int choose_splits(int64_t units, int64_t tiles, int64_t slots) {
+// The number of blocks that share the keys of a unit: enough to fill `slots`, each with some work, and so that the last
+// wave of blocks is as full as possible.
+int splits_that_fill(int64_t units, int64_t tiles, int64_t slots) {
   constexpr int64_t kLeastTiles = 2;  // for each split
-  constexpr int64_t kMostSplits = 128;
   constexpr double kGoodEnough = 0.96;
-  const int64_t most = std::clamp<int64_t>(tiles / kLeastTiles, 1, kMostSplits);
+  const int64_t most = std::clamp<int64_t>(tiles / kLeastTiles, 1, int64_t{kMostSplits});
   const auto efficiency = [&](int64_t splits) {
     const double waves = static_cast<double>(units * splits) / static_cast<double>(slots);
     return waves / std::ceil(waves);
@@ -48,6 +48,17 @@ int choose_splits(int64_t units, int64_t tiles, int64_t slots) {
     ++splits;
   }
   return static_cast<int>(splits);
+}
+
+// Two blocks for each multiprocessor, which hide each other's latency. But more splits mean more partial results to
+// combine: where there would be many, one block (measured on an H200: docs/lessons/cuda_decode.md).
+int choose_splits(int64_t units, int64_t tiles, const ForwardConfig& config, const Device& device) {
+  constexpr int64_t kTogether = 2;
+  constexpr int kMany = 8;
+  const int64_t resident =
+      std::clamp(device.shared_bytes / std::max<int64_t>(config.shared_bytes, 1), int64_t{1}, kTogether);
+  const int splits = splits_that_fill(units, tiles, resident * device.multiprocessors);
+  return splits > kMany ? splits_that_fill(units, tiles, device.multiprocessors) : splits;
 }
 
 }  // namespace
@@ -109,8 +120,7 @@ Status Forward::State::divide(ForwardParams& params) const {
   params.q_tiles = static_cast<int>(divide_up(rows, config.q_tile));
   int64_t total = int64_t{params.q_tiles} * params.batch * (decode ? params.kv_heads : params.q_heads);
   if (decode) {
-    const int64_t slots = device.multiprocessors * std::max<int64_t>(device.shared_bytes / config.shared_bytes, 1);
-    params.splits = choose_splits(total, divide_up(params.kv_len, config.kv_tile), slots);
+    params.splits = choose_splits(total, divide_up(params.kv_len, config.kv_tile), config, device);
     total *= params.splits;
   }
   if (total > INT32_MAX / 2) {
@@ -145,8 +155,12 @@ Status Forward::State::encode_key_maps(const AttentionArguments& arguments, Forw
     k = v = arguments.q;
   }
   const int keys = config.page_size > 0 ? config.page_piece : config.kv_tile;
-  FLASHLIFT_ASSIGN_OR_RETURN(params.k_map, encode_tensor_map(driver, k, keys));
-  FLASHLIFT_ASSIGN_OR_RETURN(params.v_map, encode_tensor_map(driver, v, keys));
+  // Decoding waits for memory: that of an H100 delivers most at 256 bytes, that of an H200, with more stacks, at 128.
+  constexpr int kBusOfH100 = 5120;
+  const bool wide_reads = config.kind == KernelKind::kBulkDecode && device.memory_bus_bits <= kBusOfH100;
+  const L2Promotion promotion = wide_reads ? L2Promotion::k256 : L2Promotion::k128;
+  FLASHLIFT_ASSIGN_OR_RETURN(params.k_map, encode_tensor_map(driver, k, keys, kBoxColumns, promotion));
+  FLASHLIFT_ASSIGN_OR_RETURN(params.v_map, encode_tensor_map(driver, v, keys, kBoxColumns, promotion));
   return {};
 }
 

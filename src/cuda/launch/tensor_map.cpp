@@ -12,14 +12,14 @@ constexpr int kBFloat16 = 9;
 constexpr int kNoInterleave = 0;
 // Of 32, 64 and 128 bytes, by columns of 16 bits.
 constexpr int swizzle_of(int columns) { return columns == 16 ? 1 : columns == 32 ? 2 : 3; }
-constexpr int kPromoteL2To256 = 3;
 constexpr int kZeroFill = 0;
 constexpr int64_t kStrideUnit = 16;  // bytes
 constexpr int64_t kLargestStride = int64_t{1} << 40;
 
 }  // namespace
 
-Result<TensorMap> encode_tensor_map(const Driver& driver, const TensorView& view, int rows, int columns) {
+Result<TensorMap> encode_tensor_map(const Driver& driver, const TensorView& view, int rows, int columns,
+                                    L2Promotion promotion) {
   const auto element = static_cast<int64_t>(size_in_bytes(view.dtype));
   if (view.sizes[3] > 1 && view.strides[3] != 1) {
     return unsupported("the columns of {} have a stride of {} elements, but the copy engine needs contiguous columns",
@@ -50,7 +50,7 @@ Result<TensorMap> encode_tensor_map(const Driver& driver, const TensorView& view
   TensorMap map;
   const CuResult result = driver.cuTensorMapEncodeTiled(&map, view.dtype == DType::kBF16 ? kBFloat16 : kFloat16, 4,
                                                         view.data, sizes, strides, box, steps, kNoInterleave,
-                                                        swizzle_of(columns), kPromoteL2To256, kZeroFill);
+                                                        swizzle_of(columns), static_cast<int>(promotion), kZeroFill);
   if (result != 0) {
     return unsupported("the driver refused a tensor map for {}: {}", describe(view),
                        driver.check(result, "cuTensorMapEncodeTiled").error().message);

@@ -18,6 +18,9 @@ struct alignas(64) TensorMap {
 constexpr int kCaptureBlock = 64;
 constexpr int kCaptureRows = 64;
 
+// Most blocks that share the keys of a unit of a decode step: a multiple of a warp.
+constexpr int kMostSplits = 128;
+
 struct CaptureArgument {
   const void* data;
   // The smallest and the largest element of each block (captures.cuh); null where unknown.
@@ -102,7 +105,7 @@ struct ForwardParams {
 
   int pages;  // the number of pages, if k and v are paged
 
-  int splits;  // decode only: blocks among which the keys of a unit are divided
+  int splits;  // decode only: blocks among which the keys of a unit are divided, at most kMostSplits
 
 #if FL_CAPTURE_COUNT > 0
   CaptureArgument captures[FL_CAPTURE_COUNT];

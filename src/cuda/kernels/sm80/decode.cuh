@@ -21,6 +21,9 @@ constexpr int kPartialRow = FL_V_DIM + 8;
 constexpr int kPartial = kRows * kPartialRow;
 static_assert(kWarps * kPartial * 4 <= kStages * (kKElements + kVElements) * static_cast<int>(sizeof(InputElement)),
               "partial results take the place of keys and values");
+static_assert((kPartial + kRows * kMostSplits) * 4 <=
+                  kStages * (kKElements + kVElements) * static_cast<int>(sizeof(InputElement)),
+              "so do a combined result and the weights of splits");
 
 struct Unit {
   QueryTile tile;
@@ -157,38 +160,72 @@ struct Share {
 
 };
 
-// Combines the partial results of a unit's splits into one in shared memory. All threads work at once, each on some
-// columns of a row: latency of loads is the cost, so many loads are under way at a time.
+// Combines the partial results of a unit's splits into one in shared memory. The latency of loads is the cost, so that as
+// many as possible are under way: a warp loads the states of a row's splits at once, one a lane, and then each thread the
+// same columns of several splits.
 __device__ __forceinline__ void gather_splits(float* memory, const float* partials, int splits, int rows, float factor) {
+  // (Loads bypass the L1 cache, which does not see other blocks' writes.)
+  constexpr int kStates = kMostSplits / 32;  // of a lane
+  float* const weights = memory + kPartial;  // [rows][kMostSplits]
+#pragma unroll 1
+  for (int row = threadIdx.x / 32; row < rows; row += kWarps) {
+    float2 states[kStates];
+    float maximum = -FL_INFINITY;
+#pragma unroll
+    for (int i = 0; i < kStates; ++i) {
+      const int split = threadIdx.x % 32 + 32 * i;
+      const float* const state = partials + split * kPartial + row * kPartialRow + FL_V_DIM;
+      states[i] = split < splits ? __ldcg(reinterpret_cast<const float2*>(state)) : make_float2(-FL_INFINITY, 0.0f);
+    }
+#pragma unroll
+    for (int i = 0; i < kStates; ++i) {
+      maximum = fmaxf(maximum, states[i].x);
+    }
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) {
+      maximum = fmaxf(maximum, __shfl_xor_sync(0xffffffff, maximum, step));
+    }
+    float sum = 0.0f;
+#pragma unroll
+    for (int i = 0; i < kStates; ++i) {
+      const float weight = weight_of(states[i].x, maximum, factor);
+      weights[row * kMostSplits + threadIdx.x % 32 + 32 * i] = weight;
+      sum = fmaf(states[i].y, weight, sum);
+    }
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) {
+      sum += __shfl_xor_sync(0xffffffff, sum, step);
+    }
+    if (threadIdx.x % 32 == 0) {
+      *reinterpret_cast<float2*>(memory + row * kPartialRow + FL_V_DIM) = make_float2(maximum, sum);
+    }
+  }
+  __syncthreads();
   constexpr int kColumns = FL_V_DIM / 4;
+  constexpr int kTogether = 8;
 #pragma unroll 1
   for (int i = threadIdx.x; i < rows * kColumns; i += kThreads) {
     const int row = i / kColumns;
     const int column = i % kColumns * 4;
-    const float* source = partials + row * kPartialRow;
-    float maximum = -FL_INFINITY;
-#pragma unroll 8
-    for (int s = 0; s < splits; ++s) {
-      maximum = fmaxf(maximum, __ldcg(source + s * kPartial + FL_V_DIM));
-    }
-    float sum = 0.0f;
     float4 output = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-#pragma unroll 8
-    for (int s = 0; s < splits; ++s) {
-      // Bypasses the L1 cache, which does not see other blocks' writes.
-      const float2 state = __ldcg(reinterpret_cast<const float2*>(source + s * kPartial + FL_V_DIM));
-      const float4 x = __ldcg(reinterpret_cast<const float4*>(source + s * kPartial + column));
-      const float weight = weight_of(state.x, maximum, factor);
-      sum = fmaf(state.y, weight, sum);
-      output.x = fmaf(x.x, weight, output.x);
-      output.y = fmaf(x.y, weight, output.y);
-      output.z = fmaf(x.z, weight, output.z);
-      output.w = fmaf(x.w, weight, output.w);
+#pragma unroll 1
+    for (int first = 0; first < splits; first += kTogether) {
+      float4 x[kTogether];
+#pragma unroll
+      for (int s = 0; s < kTogether; ++s) {
+        const float* const sums = partials + (first + s) * kPartial + row * kPartialRow + column;
+        x[s] = first + s < splits ? __ldcg(reinterpret_cast<const float4*>(sums)) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+      }
+#pragma unroll
+      for (int s = 0; s < kTogether; ++s) {
+        const float weight = weights[row * kMostSplits + first + s];
+        output.x = fmaf(x[s].x, weight, output.x);
+        output.y = fmaf(x[s].y, weight, output.y);
+        output.z = fmaf(x[s].z, weight, output.z);
+        output.w = fmaf(x[s].w, weight, output.w);
+      }
     }
     *reinterpret_cast<float4*>(memory + row * kPartialRow + column) = output;
-    if (column == 0) {
-      *reinterpret_cast<float2*>(memory + row * kPartialRow + FL_V_DIM) = make_float2(maximum, sum);
-    }
   }
 }
 
