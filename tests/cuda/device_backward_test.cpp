@@ -545,7 +545,9 @@ TEST(DeviceBackward, FewFreeMultiprocessorsGiveTheSameBits) {
   ASSERT_TRUE(gpu.ok()) << gpu.error().message;
   for (const char* text :
        {"attn h8 s1100 d128 bf16 lse residual", "attn b2 hq8 hkv2 s1100 dqk104 dv72 f16 lse residual",
-        "attn hq32 hkv8 s1024 d128 bf16 lse residual", "attn h40 s1024 d128 bf16 lse residual softcap=20"}) {
+        "attn hq32 hkv8 s1024 d128 bf16 lse residual", "attn h40 s1024 d128 bf16 lse residual softcap=20",
+        "attn h16 s1024 d64 bf16 lse residual", "attn h20 s1500 d96 f16 lse residual",
+        "attn b2 hq6 hkv2 s1800 dqk64 dv40 bf16 lse residual alibi"}) {
     SCOPED_TRACE(text);
     const Result<Problem> problem = parse_problem(text);
     ASSERT_TRUE(problem.ok()) << problem.error().message;

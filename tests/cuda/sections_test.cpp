@@ -61,6 +61,15 @@ TEST(Sections, HaveAsManyBlocksAsRunAtOnce) {
   }
 }
 
+// The fused kernel for such heads: 128 queries at a time if they are narrow.
+Sm90BackwardKernel of_columns(int columns) {
+  Sm90BackwardKernel kernel;
+  kernel.config.head_dim_padded = kernel.config.value_dim_padded = columns;
+  kernel.config.kv_tile = columns <= 64 ? 128 : 64;
+  kernel.rings = true;
+  return kernel;
+}
+
 TEST(Rings, OccupyTheGpu) {
   struct Row {
     int64_t heads, q_len, kv_len;
@@ -77,10 +86,29 @@ TEST(Rings, OccupyTheGpu) {
                          // Too few key tiles, or queries.
                          Row{512, 512, 512, 1, 0}, Row{64, 64, 4096, 1, 0}, Row{64, 4096, 128, 1, 0},
                          Row{0, 100, 100, 1, 0}, Row{4, 0, 100, 1, 0}, Row{4, 100, 0, 1, 0}}) {
-    const Rings rings = choose_rings(row.heads, (row.q_len + 63) / 64, (row.kv_len + 127) / 128, kH100);
+    const Rings rings =
+        choose_rings(row.heads, (row.q_len + 63) / 64, (row.kv_len + 127) / 128, of_columns(128), kH100);
     EXPECT_EQ(rings.key_tiles, row.key_tiles) << row.heads << " " << row.q_len << " " << row.kv_len;
     EXPECT_EQ(rings.heads, row.together) << row.heads << " " << row.q_len << " " << row.kv_len;
   }
+}
+
+TEST(Rings, OfNarrowHeadsAreForFewKeyTiles) {
+  struct Row {
+    int columns;
+    int64_t heads, length;
+    int key_tiles;
+  };
+  for (const Row& row : {Row{64, 16, 1024, 8}, Row{64, 32, 1024, 8}, Row{64, 34, 1024, 1}, Row{64, 1, 16384, 128},
+                         Row{96, 16, 1024, 8}, Row{96, 8, 2048, 16}, Row{96, 64, 1024, 1}, Row{128, 64, 1024, 8}}) {
+    const Sm90BackwardKernel kernel = of_columns(row.columns);
+    const int64_t query_tiles = row.length / kernel.config.kv_tile;
+    EXPECT_EQ(choose_rings(row.heads, query_tiles, row.length / 128, kernel, kH100).key_tiles, row.key_tiles)
+        << row.columns << " " << row.heads << " " << row.length;
+  }
+  Sm90BackwardKernel none = of_columns(128);
+  none.rings = false;
+  EXPECT_EQ(choose_rings(16, 16, 8, none, kH100).key_tiles, 1);
 }
 
 // The kernel relies on it: each key tile of a ring begins at a query tile of its own.
@@ -89,12 +117,15 @@ TEST(Rings, BeginAtDifferentQueries) {
     for (int64_t heads = 1; heads < 40; heads += 3) {
       for (int64_t query_tiles = 1; query_tiles < 300; query_tiles += 7) {
         for (int64_t key_tiles = 1; key_tiles < 300; key_tiles += 11) {
-          const Rings rings = choose_rings(heads, query_tiles, key_tiles, multiprocessors);
-          ASSERT_GE(rings.key_tiles, 1);
-          ASSERT_LE(rings.key_tiles, multiprocessors);
-          ASSERT_LE(rings.key_tiles, key_tiles);
-          ASSERT_LT(kRingDistance * (rings.key_tiles - 1), query_tiles);
-          ASSERT_TRUE(rings.key_tiles == 1 || rings.heads >= 1);
+          for (const int columns : {64, 96, 128}) {
+            const Sm90BackwardKernel kernel = of_columns(columns);
+            const Rings rings = choose_rings(heads, query_tiles, key_tiles, kernel, multiprocessors);
+            ASSERT_GE(rings.key_tiles, 1);
+            ASSERT_LE(rings.key_tiles, multiprocessors);
+            ASSERT_LE(rings.key_tiles, key_tiles);
+            ASSERT_LT(ring_distance(kernel.config.kv_tile) * (rings.key_tiles - 1), query_tiles);
+            ASSERT_TRUE(rings.key_tiles == 1 || rings.heads >= 1);
+          }
         }
       }
     }

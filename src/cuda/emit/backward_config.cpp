@@ -361,11 +361,7 @@ Sm90BackwardKernel sm90_kernel(const Problem& problem, Sm90BackwardKernel kernel
   }
   kernel.exact_output = keeps_exact_output(problem);
   if (kernel.fused) {
-    // (With tiles of 128 queries, the kernel is 10 to 25 % slower with rings, and at D96 4 to 6 %, if there are many
-    // heads.)
-    constexpr int kNarrowest = 96;
-    const bool wide = std::max(config.head_dim_padded, config.value_dim_padded) > kNarrowest;
-    kernel.rings = kernel.ordered && wide && !finds_visits(problem);
+    kernel.rings = kernel.ordered && !finds_visits(problem);
     kernel.heads_take_turns = !visits_differ_by_head(problem) && !is_sliding(problem);
     choose_parts(kernel);
   }

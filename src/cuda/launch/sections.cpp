@@ -42,16 +42,21 @@ int64_t groups_per_section(const HeadGroups& heads, const ForwardConfig& config,
   return divide_up(heads.groups, std::max<int64_t>(sections, 1));
 }
 
-Rings choose_rings(int64_t heads, int64_t query_tiles, int64_t key_tiles, int multiprocessors) {
+Rings choose_rings(int64_t heads, int64_t query_tiles, int64_t key_tiles, const Sm90BackwardKernel& kernel,
+                   int multiprocessors) {
   constexpr int64_t kHeads = 4;  // at a time
   constexpr int64_t kSmallest = 8;
-  constexpr int64_t kBusy = 95;  // percent of the multiprocessors, at least
+  constexpr int64_t kBusy = 95;    // percent of the multiprocessors, at least
+  constexpr int64_t kNarrow = 96;  // columns whose rings are faster only if blocks have few key tiles each
+  constexpr int64_t kFewEach = 2;
   constexpr Rings kNone = {.key_tiles = 1, .heads = 0};
-  if (heads == 0 || key_tiles == 0 || query_tiles == 0) {
+  const bool narrow = std::max(kernel.config.head_dim_padded, kernel.config.value_dim_padded) <= kNarrow;
+  const bool many = heads * key_tiles > kFewEach * multiprocessors;
+  if (!kernel.rings || heads == 0 || key_tiles == 0 || query_tiles == 0 || (narrow && many)) {
     return kNone;
   }
   // Each key tile of a ring begins at another query tile.
-  const int64_t most = std::min(int64_t{multiprocessors}, (query_tiles - 1) / kRingDistance + 1);
+  const int64_t most = std::min(int64_t{multiprocessors}, (query_tiles - 1) / ring_distance(kernel.config.kv_tile) + 1);
   const auto rings = [&](int64_t size) {
     return Rings{.key_tiles = static_cast<int>(size),
                  .heads = static_cast<int>(std::max(multiprocessors / size, int64_t{1}))};

@@ -1,6 +1,7 @@
 // The order in which blocks process heads.
 #pragma once
 
+#include "cuda/emit/backward_config.h"
 #include "cuda/emit/forward_config.h"
 #include "cuda/launch/driver.h"
 
@@ -29,7 +30,9 @@ struct Rings {
 
 // Where rings are faster. `heads`: batch * kv_heads, of `key_tiles` each; a key tile visits `query_tiles` of each
 // query head that shares it. Rings of equal size must occupy all multiprocessors but a few, and at about four heads
-// at a time, whose queries and sums fit into the L2 cache. (Measured on an H200: docs/lessons/cuda_backward.md.)
-Rings choose_rings(int64_t heads, int64_t query_tiles, int64_t key_tiles, int multiprocessors);
+// at a time, whose queries and sums fit into the L2 cache. (Measured on an H100 and an H200:
+// docs/lessons/cuda_backward.md.)
+Rings choose_rings(int64_t heads, int64_t query_tiles, int64_t key_tiles, const Sm90BackwardKernel& kernel,
+                   int multiprocessors);
 
 }  // namespace flashlift::cuda

@@ -21,7 +21,7 @@
 namespace flashlift::cuda {
 namespace {
 
-// The key tile of an index; if there are rings, also its place in one.
+// The key tile of an index; if there may be rings, also its place in one.
 __device__ __forceinline__ auto keys_at(const ForwardParams& params, const BackwardParams& backward, int index) {
 #if FL_RINGS
   return ring_tile<FL_BLOCK_M>(params, backward, index);
@@ -399,7 +399,6 @@ __device__ __forceinline__ void look_for_nonfinite_keys(const SharedLayout& shar
   }
 }
 
-#if FL_RINGS
 // One thread: the first key tile to resume, or -1. The block's own key tiles must be complete first, since they may wait
 // for the one to resume, which the block would begin only behind them.
 __device__ __forceinline__ int wait_and_resume(const ForwardParams& params, const BackwardParams& backward,
@@ -440,9 +439,10 @@ __device__ __forceinline__ int take_keys(const ForwardParams& params, const Back
   }
   return index;
 }
-#endif
 
-// The producer warp: key tiles until none is left. Blocks take them in the order in which they come to them.
+// The producer warp: key tiles until none is left. Blocks take them in the order in which they come to them. kInRings: key
+// tiles form rings. (A call's registers and instructions are fewer if each case has code of its own.)
+template <bool kInRings>
 __device__ __forceinline__ void produce(const ForwardParams& params, const BackwardParams& backward,
                                         const RowTiles& tiles, const TensorMap& d_out_map, const SharedLayout& shared) {
   Producer producer{params, tiles, d_out_map, shared, 0, 0, backward};
@@ -451,16 +451,10 @@ __device__ __forceinline__ void produce(const ForwardParams& params, const Backw
 #pragma unroll 1
   while (true) {
     int index = 0;
-#if FL_RINGS
     if (producer.leads()) {
-      index = take_keys(params, backward, tiles, shared);
+      index = kInRings ? take_keys(params, backward, tiles, shared) : atomicAdd(tiles.next_block, 1);
     }
     __syncwarp();
-#else
-    if (producer.leads()) {
-      index = atomicAdd(tiles.next_block, 1);
-    }
-#endif
     index = __shfl_sync(0xffffffff, index, 0);
     taken = static_cast<u32>(index) * 2 + taken % 2;
     // Consumers may still read the last key tile's rows.
@@ -487,15 +481,15 @@ __device__ __forceinline__ void produce(const ForwardParams& params, const Backw
     };
     const int first_head = keys.kv_head * params.group;
     const BlockRows rows{keys.b, first_head, first_head + params.group - 1, keys.first, keys.last};
-#if FL_RINGS
-    if (!producer.load_ring(rows, kBlockVBytes, load_rows) && producer.leads()) {
-      leave_keys(tiles, static_cast<int>(taken / 2));
+    if constexpr (kInRings) {
+      if (!producer.load_ring(rows, kBlockVBytes, load_rows) && producer.leads()) {
+        leave_keys(tiles, static_cast<int>(taken / 2));
+      }
+    } else {
+      // The tile for no rows.
+      const ColumnTile nothing{true, first_head, (tiles.tiles - 1) * tiles.rows, kPartial};
+      producer.load_all(rows, nothing, kBlockVBytes, [] {}, load_rows);
     }
-#else
-    // The tile for no rows.
-    const ColumnTile nothing{true, first_head, (tiles.tiles - 1) * tiles.rows, kPartial};
-    producer.load_all(rows, nothing, kBlockVBytes, [] {}, load_rows);
-#endif
     taken ^= 1;
   }
 }
@@ -568,7 +562,14 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     registers_decrease<FL_PRODUCER_REGISTERS>();
     const int warp = __shfl_sync(0xffffffff, threadIdx.x / 32, 0);
     if (warp == 0) {
-      produce(params, backward, tiles, d_out_map, shared);
+#if FL_RINGS
+      if (backward.ring_tiles > 1) {
+        produce<true>(params, backward, tiles, d_out_map, shared);
+      } else
+#endif
+      {
+        produce<false>(params, backward, tiles, d_out_map, shared);
+      }
     } else if (warp <= kParts) {
       if (threadIdx.x % 32 == 0) {
         add_parts(shared, tiles, warp - 1);

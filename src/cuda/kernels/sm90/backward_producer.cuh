@@ -297,25 +297,19 @@ struct Producer {
   }
 
 #if FL_FUSED
-#if FL_RINGS
   // (Registers are too few to keep it. One lane reads it, which may store the next one's then.)
-  __device__ __forceinline__ KeyRing ring() const {
+  __device__ __forceinline__ BlockRing ring() const {
     return {load_shared_once(shared.ring + 4 * kRingFirst), load_shared_once(shared.ring + 4 * kRingSize),
             load_shared_once(shared.ring + 4 * kRingPlace)};
   }
   __device__ __forceinline__ int last_step() const { return (params.q_len - 1) / FL_BLOCK_N; }
 
   // The key tile that adds to the same d_q before this one, or -1.
+  template <bool kInRing>
   __device__ __forceinline__ int previous_keys(int key_tile, const ColumnTile& tile) const {
-    return ring().previous(backward.ring_tiles, last_step() - tile.first / FL_BLOCK_N);
-  }
-  // Does no key tile behind this one add to the same d_q?
-  __device__ __forceinline__ bool is_final(int key_tile, const ColumnTile& tile) const {
-    return ring().is_final(backward.kv_tiles, last_step() - tile.first / FL_BLOCK_N);
-  }
-#else
-  // The key tile that adds to the same d_q before this one, or -1.
-  __device__ __forceinline__ int previous_keys(int key_tile, const ColumnTile& tile) const {
+    if (kInRing) {
+      return ring().previous(backward.ring_tiles, last_step() - tile.first / FL_BLOCK_N);
+    }
     if (tile.follows) {
       return key_tile - 1;
     }
@@ -335,7 +329,11 @@ struct Producer {
   }
 
   // Does no key tile behind this one add to the same d_q?
+  template <bool kInRing>
   __device__ __forceinline__ bool is_final(int key_tile, const ColumnTile& tile) const {
+    if (kInRing) {
+      return ring().is_final(backward.kv_tiles, last_step() - tile.first / FL_BLOCK_N);
+    }
     if (tile.precedes) {
       return false;
     }
@@ -354,13 +352,14 @@ struct Producer {
 #endif
     return true;
   }
-#endif
 
   // For the warp that adds parts of d_q up. A key tile's first part is never final: that warp must know of a final one
   // before the consumers have it.
+  template <bool kInRing>
   __device__ __forceinline__ void tell_visit(const ColumnTile& tile, int key_tile, int flags) {
-    const int before = flags & kNothing ? -1 : previous_keys(key_tile, tile);
-    if (kStoresFinal && backward.stores_final != 0 && (flags & (kFirst | kNothing)) == 0 && is_final(key_tile, tile)) {
+    const int before = flags & kNothing ? -1 : previous_keys<kInRing>(key_tile, tile);
+    if (kStoresFinal && backward.stores_final != 0 && (flags & (kFirst | kNothing)) == 0 &&
+        is_final<kInRing>(key_tile, tile)) {
       flags |= kFinal;
     }
     if (leads()) {
@@ -394,13 +393,15 @@ struct Producer {
 
   // behind_qk(): called between the loads of the tile's two halves. v_bytes: of what counts towards the second's barrier
   // in addition.
-  template <typename BehindQk>
+  template <bool kInRing, typename BehindQk>
   __device__ __forceinline__ void load_columns(const ColumnTile& tile, int key_tile, int flags, u32 v_bytes,
                                                const BehindQk& behind_qk) {
     const int head = kRowsAreKeys ? tile.h : kv_head;
     wait_for_consumers(shared.qk_empty + 8 * rings.qk.stage(), rings.qk.phase() ^ 1);
-#if FL_FUSED && !FL_RINGS
-    tell_visit(tile, key_tile, flags);
+#if FL_FUSED
+    if (!kInRing) {
+      tell_visit<kInRing>(tile, key_tile, flags);
+    }
 #endif
     if (leads()) {
       const u32 fields = shared.fields + 4 * kFieldCount * rings.qk.stage();
@@ -417,9 +418,11 @@ struct Producer {
       }
     }
     behind_qk();
-#if FL_RINGS
-    // Consumers that have a tile's d_out know of it. (With rings it is faster here, with a mask before the loads.)
-    tell_visit(tile, key_tile, flags);
+#if FL_FUSED
+    // Consumers that have a tile's d_out know of it. (In a ring it is faster here, otherwise before the loads.)
+    if (kInRing) {
+      tell_visit<kInRing>(tile, key_tile, flags);
+    }
 #endif
     wait_for_consumers(shared.v_empty + 8 * rings.v_stage(), rings.v_phase() ^ 1);
     if (leads()) {
@@ -450,7 +453,7 @@ struct Producer {
       const ColumnTile next = columns.next();
       const ColumnRings at = rings;
       const bool first = (flags & kFirst) != 0;
-      load_columns(tile, key_tile, tile.flags | flags | (next.exists ? 0 : kLast), first ? v_bytes : 0, [&] {
+      load_columns<false>(tile, key_tile, tile.flags | flags | (next.exists ? 0 : kLast), first ? v_bytes : 0, [&] {
         if (first) {
           behind_qk();
         }
@@ -462,7 +465,7 @@ struct Producer {
       flags = 0;
     }
   }
-#if FL_RINGS
+#if FL_FUSED
   // Before a key tile continues at the last queries: waits until blocks have taken all key tiles of its ring. False: it
   // took too long.
   __device__ __forceinline__ bool ring_is_taken() const {
@@ -506,7 +509,7 @@ struct Producer {
         flags |= kPartial;
       }
       const ColumnRings at = rings;
-      load_columns(tile, key_tile, flags, (flags & kFirst) != 0 ? v_bytes : 0, [] {});
+      load_columns<true>(tile, key_tile, flags, (flags & kFirst) != 0 ? v_bytes : 0, [] {});
       if ((flags & kFirst) != 0) {
         behind_v(at);
       }

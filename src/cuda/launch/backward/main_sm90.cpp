@@ -182,10 +182,9 @@ class MainSm90 : public BackwardMain {
   void order_key_tiles(BackwardCall& call) const {
     const Sm90BackwardKernel& kernel = *config_.fused;
     ForwardParams& params = call.forward;
-    const Rings rings = kernel.rings ? choose_rings(int64_t{params.batch} * params.kv_heads,
-                                                    divide_up(params.q_len, kernel.config.kv_tile), key_tiles(params),
-                                                    device_.multiprocessors)
-                                     : Rings{.key_tiles = 1, .heads = 0};
+    const Rings rings =
+        choose_rings(int64_t{params.batch} * params.kv_heads, divide_up(params.q_len, kernel.config.kv_tile),
+                     key_tiles(params), kernel, device_.multiprocessors);
     call.backward.ring_tiles = rings.key_tiles;
     const bool has_rings = rings.key_tiles > 1;
     const int heads =
