@@ -138,7 +138,7 @@ void measure_flashlift(const Measurement& measurement, const char* text, Call& c
   measurement.print("Attention::run", [&] { must(attention.run(views)); });
   measurement.print("  of this: verify", [&] { must(verify(call.problem, views)); });
   const auto compile = [](const cuda::KernelSource& source) { return cuda::cached_cubin(source); };
-  const cuda::LengthClass length = cuda::length_class(call.problem, call.problem.q_len);
+  const cuda::LengthClass length = cuda::length_class(call.problem.q_len);
   const auto kernel = cuda::Forward::compile(*runtime::SimplifiedProblem(call.problem), device,
                                              cuda::KernelKind::kHopper, length, compile);
   if (kernel.ok()) {

@@ -20,7 +20,8 @@ struct PrecompileOptions {
   std::vector<int> architectures;
   // As in CompileOptions.
   std::string implementation;
-  // The numbers of queries of the calls. Empty: the problems' own numbers.
+  // The numbers of queries of the calls. Empty: the problems' own numbers. Which kernels run also depends on the
+  // problems' batches and numbers of keys.
   std::vector<int64_t> q_lens;
   // Whether to compile the backward pass, and the names of the captured tensors whose gradients it computes.
   bool backward = false;

@@ -49,8 +49,7 @@ std::optional<std::string> refusal(const CudaForward& row, const Problem& proble
     return reason;
   }
   if (length > row.longest && !by_name) {
-    return fmt::format("it is for at most {} query rows that share keys and values; ask for it by name to use it",
-                       cuda::kFewRowsAtMost);
+    return "it is for few query rows beside the keys and values that they read; ask for it by name to use it";
   }
   const Result<cuda::ForwardConfig> config =
       cuda::choose_forward_config(problem, row.kind, length, device.architecture);

@@ -102,7 +102,9 @@ class CudaAttention : public Attention::Implementation {
 
   Status run(const AttentionArguments& arguments, const RunOptions& options) const override {
     auto* const stream = static_cast<cuda::CuStream>(options.stream);
-    const LengthClass length = cuda::length_class(compiled_, arguments.q.sizes[2]);
+    const cuda::CallSizes sizes = {
+        .batch = arguments.q.sizes[0], .q_len = arguments.q.sizes[2], .kv_len = kv_length(given_, arguments)};
+    const LengthClass length = cuda::length_class(compiled_, sizes, device_.multiprocessors);
     const LengthClass tiles = tiles_.of(arguments.q.sizes[0], arguments.q.sizes[2], device_.multiprocessors);
     const Forwards& answers = forwards_[static_cast<size_t>(length)];
     std::string reasons;
@@ -165,8 +167,7 @@ class CudaAttention : public Attention::Implementation {
 
   // The workspace of the kernel that calls of the problem's own lengths use.
   int64_t workspace_bytes(int /*concurrency*/) const override {
-    const LengthClass length = cuda::length_class(compiled_, compiled_.q_len);
-    const plan::CudaForward* const row = plan::first_of(forwards_[static_cast<size_t>(length)]);
+    const plan::CudaForward* const row = plan::first_of(forwards_[static_cast<size_t>(own_length())]);
     const Result<const cuda::Forward*> kernel = own_kernels().forward(*row, own_tiles());
     return kernel.ok() ? (*kernel)->workspace_bytes() : 0;
   }
@@ -186,6 +187,9 @@ class CudaAttention : public Attention::Implementation {
 
  private:
   // Of calls of the problem's own lengths.
+  LengthClass own_length() const {
+    return cuda::length_class(compiled_, cuda::sizes_of(compiled_), device_.multiprocessors);
+  }
   LengthClass own_tiles() const { return tiles_.of(compiled_.batch, compiled_.q_len, device_.multiprocessors); }
   // Those of calls of the problem's own number of keys.
   const Kernels& own_kernels() const { return own_kernels_ ? *own_kernels_ : kernels_; }
@@ -198,16 +202,16 @@ class CudaAttention : public Attention::Implementation {
     const auto requested_for = [&](const Tuning& tuning) {
       return tuning.implementation.empty() ? options.implementation : tuning.implementation;
     };
-    const auto own_length = static_cast<size_t>(cuda::length_class(compiled_, compiled_.q_len));
+    const auto own = static_cast<size_t>(own_length());
     for (size_t i = 0; i < cuda::kLengthClasses; ++i) {
       const auto refusal = [&](const plan::CudaForward& row, bool by_name) {
         return plan::refusal(row, compiled_, static_cast<LengthClass>(i), device_, by_name);
       };
       FLASHLIFT_ASSIGN_OR_RETURN(
-          forwards_[i], plan::evaluate(plan::cuda_forward_list(),
-                                       options.lengths_known && i == own_length ? requested_for(options.forward)
-                                                                                : options.implementation,
-                                       "CUDA's forward pass", refusal));
+          forwards_[i],
+          plan::evaluate(plan::cuda_forward_list(),
+                         options.lengths_known && i == own ? requested_for(options.forward) : options.implementation,
+                         "CUDA's forward pass", refusal));
     }
     const std::string requested = requested_for(options.backward);
     const auto refusal = [&](const plan::CudaBackward& row, bool /*by_name*/) {
@@ -227,7 +231,7 @@ class CudaAttention : public Attention::Implementation {
   // Chooses the implementation for calls of the problem's lengths and compiles it. If the problem has no lengths,
   // chooses the one for long calls.
   Status choose(bool lengths_known, bool at_once) {
-    const LengthClass length = lengths_known ? cuda::length_class(compiled_, compiled_.q_len) : LengthClass::kLonger;
+    const LengthClass length = lengths_known ? own_length() : LengthClass::kLonger;
     const LengthClass tiles = lengths_known ? own_tiles() : length;
     const Forwards& answers = forwards_[static_cast<size_t>(length)];
     considerations = plan::considerations(answers, [&](const plan::CudaForward& row) {

@@ -55,22 +55,8 @@ class Sources {
         options_(options) {}
 
   Status add_forward(const cuda::Device& device, int64_t q_len, std::vector<Wanted>& wanted) const {
-    const cuda::LengthClass length = cuda::length_class(problem_, q_len);
-    const auto refusal = [&](const plan::CudaForward& row, bool by_name) {
-      return plan::refusal(row, problem_, length, device, by_name);
-    };
-    FLASHLIFT_ASSIGN_OR_RETURN(const auto answers, plan::evaluate(plan::cuda_forward_list(), options_.implementation,
-                                                                  "CUDA's forward pass", refusal));
-    const plan::CudaForward* const row = plan::first_of(answers);
-    if (row == nullptr) {
-      return unsupported("no CUDA implementation takes this problem on {}: {}", device.name, plan::reasons_of(answers));
-    }
-    const std::vector<cuda::LengthClass> classes =
-        row->tiles_by_length ? cuda::TileClasses(problem_).candidates(q_len) : std::vector{row->longest};
-    for (const cuda::LengthClass tiles : classes) {
-      FLASHLIFT_ASSIGN_OR_RETURN(const cuda::ForwardConfig config,
-                                 cuda::choose_forward_config(problem_, row->kind, tiles, device.architecture));
-      add(device, row->name(), cuda::forward_source(problem_, config), wanted);
+    for (const cuda::LengthClass length : cuda::length_classes(problem_, {problem_.batch, q_len, problem_.kv_len})) {
+      FLASHLIFT_RETURN_IF_ERROR(add_forward(device, q_len, length, wanted));
     }
     return {};
   }
@@ -98,6 +84,27 @@ class Sources {
   }
 
  private:
+  Status add_forward(const cuda::Device& device, int64_t q_len, cuda::LengthClass length,
+                     std::vector<Wanted>& wanted) const {
+    const auto refusal = [&](const plan::CudaForward& row, bool by_name) {
+      return plan::refusal(row, problem_, length, device, by_name);
+    };
+    FLASHLIFT_ASSIGN_OR_RETURN(const auto answers, plan::evaluate(plan::cuda_forward_list(), options_.implementation,
+                                                                  "CUDA's forward pass", refusal));
+    const plan::CudaForward* const row = plan::first_of(answers);
+    if (row == nullptr) {
+      return unsupported("no CUDA implementation takes this problem on {}: {}", device.name, plan::reasons_of(answers));
+    }
+    const std::vector<cuda::LengthClass> classes =
+        row->tiles_by_length ? cuda::TileClasses(problem_).candidates(q_len) : std::vector{row->longest};
+    for (const cuda::LengthClass tiles : classes) {
+      FLASHLIFT_ASSIGN_OR_RETURN(const cuda::ForwardConfig config,
+                                 cuda::choose_forward_config(problem_, row->kind, tiles, device.architecture));
+      add(device, row->name(), cuda::forward_source(problem_, config), wanted);
+    }
+    return {};
+  }
+
   Result<std::vector<bool>> find_gradients() const {
     std::vector<bool> wants_gradient(problem_.captures.size());
     for (const std::string& name : options_.gradients) {

@@ -59,7 +59,7 @@ std::vector<std::string> implementations_by_name(const Problem& problem, const C
     }
     return names;
   }
-  const cuda::LengthClass length = cuda::length_class(*compiled, problem.q_len);
+  const cuda::LengthClass length = cuda::length_class(*compiled, cuda::sizes_of(problem), device->multiprocessors);
   for (const plan::CudaForward& row : plan::cuda_forward_list()) {
     if (!plan::refusal(row, *compiled, length, *device, true)) {
       names.emplace_back(row.name());

@@ -40,7 +40,7 @@ TEST_P(HopperCompiles, WithoutSpillsOrSerialisedProducts) {
   const Result<const Nvrtc*> nvrtc = Nvrtc::get();
   ASSERT_TRUE(nvrtc.ok()) << nvrtc.error().message;
   const Problem problem = problem_of(GetParam());
-  const Result<ForwardConfig> config = choose_hopper_config(problem, length_class(problem, problem.q_len));
+  const Result<ForwardConfig> config = choose_hopper_config(problem, length_class(problem.q_len));
   ASSERT_TRUE(config.ok()) << config.error().message;
   const Result<CompiledKernel> kernel = (*nvrtc)->compile(forward_source(problem, *config));
   ASSERT_TRUE(kernel.ok()) << kernel.error().message;

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "cuda/emit/tile_classes.h"
 #include "plan/implementation.h"
 
@@ -10,7 +12,9 @@ namespace {
 
 using cuda::LengthClass;
 
-cuda::Device device_of(int architecture) { return {.name = "a device", .architecture = architecture}; }
+cuda::Device device_of(int architecture) {
+  return {.name = "a device", .architecture = architecture, .multiprocessors = 132};
+}
 
 Problem problem_of(const std::string& text) {
   const Result<Problem> problem = parse_problem(text);
@@ -19,7 +23,8 @@ Problem problem_of(const std::string& text) {
 }
 
 Result<Answers<CudaForward>> ask_forward(const Problem& problem, int architecture, const std::string& requested = "") {
-  const LengthClass length = cuda::length_class(problem, problem.q_len);
+  const LengthClass length =
+      cuda::length_class(problem, cuda::sizes_of(problem), device_of(architecture).multiprocessors);
   return evaluate(cuda_forward_list(), requested, "CUDA's forward pass", [&](const CudaForward& row, bool by_name) {
     return refusal(row, problem, length, device_of(architecture), by_name);
   });
@@ -35,8 +40,8 @@ std::string first_forward(const std::string& text, int architecture, const std::
 }
 
 TEST(CudaForwardList, GivesEachDeviceAndLengthItsKernel) {
-  const std::string few = "attn hq8 hkv2 sq16 skv4096 d128 bf16";
-  const std::string many = "attn hq8 hkv2 sq17 skv4096 d128 bf16";  // 68 rows share keys and values
+  const std::string few = "attn hq8 hkv2 sq312 skv4096 d128 bf16";   // 2 units of 78 for a round of 132 tiles
+  const std::string many = "attn hq8 hkv2 sq320 skv4096 d128 bf16";  // of 80
   EXPECT_EQ(first_forward(few, 90), "cuda_sm90_decode");
   EXPECT_EQ(first_forward(many, 90), "cuda_sm90");
   EXPECT_EQ(first_forward("attn h1 sq1 skv64 d64 f32", 90), "cuda_decode");
@@ -69,17 +74,39 @@ TEST(CudaForwardList, WhatIsAskedForByNameRunsCallsOfAnyLengthOrSaysWhyNot) {
             "cuda_sm90, cuda_sm80");
 }
 
-// A problem's own length and its length class give the same tiles: a front end that does not know the lengths loses
-// nothing.
 TEST(CudaForwardList, LengthsFallIntoClasses) {
-  const Problem problem = problem_of("attn hq8 hkv2 s8 d128 bf16");
-  EXPECT_EQ(cuda::length_class(problem, 0), LengthClass::kFewRows);
-  EXPECT_EQ(cuda::length_class(problem, 16), LengthClass::kFewRows);
-  EXPECT_EQ(cuda::length_class(problem, 17), LengthClass::kUpTo1024);
-  EXPECT_EQ(cuda::length_class(problem, 1024), LengthClass::kUpTo1024);
-  EXPECT_EQ(cuda::length_class(problem, 1025), LengthClass::kUpTo2048);
-  EXPECT_EQ(cuda::length_class(problem, 2049), LengthClass::kUpTo4096);
-  EXPECT_EQ(cuda::length_class(problem, 4097), LengthClass::kLonger);
+  EXPECT_EQ(cuda::length_class(1024), LengthClass::kUpTo1024);
+  EXPECT_EQ(cuda::length_class(1025), LengthClass::kUpTo2048);
+  EXPECT_EQ(cuda::length_class(2049), LengthClass::kUpTo4096);
+  EXPECT_EQ(cuda::length_class(4097), LengthClass::kLonger);
+}
+
+// The faster kernels on an H200, by docs/lessons/cuda_decode.md.
+TEST(CudaForwardList, FewRowsAreFewUnitsForTheTilesThatTheyReplace) {
+  constexpr int kH200 = 132;
+  struct Row {
+    const char* heads;
+    int64_t batch, q_len, kv_len;
+    bool few;
+  };
+  for (const Row& row : {Row{"hq32 hkv8 d128", 1, 1, 8192, true}, Row{"hq32 hkv8 d128", 1, 64, 8192, true},
+                         Row{"hq32 hkv8 d128", 1, 128, 8192, false}, Row{"hq32 hkv8 d128", 8, 16, 4096, true},
+                         Row{"hq32 hkv8 d128", 8, 32, 4096, false}, Row{"hq128 hkv1 d128", 1, 1, 8192, true},
+                         Row{"hq128 hkv1 d128", 32, 8, 2048, true}, Row{"h32 d128", 1, 64, 8192, true},
+                         Row{"h32 d128", 8, 64, 4096, false}, Row{"hq64 hkv8 d128", 32, 16, 2048, true},
+                         Row{"hq64 hkv8 d128", 32, 32, 2048, false}, Row{"hq32 hkv8 d64", 1, 128, 8192, true},
+                         Row{"hq32 hkv8 d64", 1, 256, 8192, false}, Row{"h32 d128", 256, 1, 64, true},
+                         // Many rows of few keys, and calls without any.
+                         Row{"hq128 hkv1 d128", 1, 1, 512, false}, Row{"h8 d128", 0, 100, 4096, true},
+                         Row{"h8 d128", 1, 0, 4096, true}}) {
+    const Problem problem = problem_of(std::string("attn s64 bf16 ") + row.heads);
+    const cuda::CallSizes call = {row.batch, row.q_len, row.kv_len};
+    EXPECT_EQ(cuda::has_few_rows(problem, call, kH200), row.few) << row.heads << " " << row.batch << " " << row.q_len;
+    // What is compiled in advance has the class of every call.
+    const std::vector<LengthClass> all = cuda::length_classes(problem, call);
+    EXPECT_NE(std::ranges::find(all, cuda::length_class(problem, call, kH200)), all.end())
+        << row.heads << " " << row.batch << " " << row.q_len;
+  }
 }
 
 TEST(TileClasses, FewHeadsUseSmallerTiles) {
@@ -104,7 +131,7 @@ TEST(TileClasses, FewHeadsUseSmallerTiles) {
            Row{"attn h8 s4096 d128 bf16 causal", 1, 4096, LengthClass::kUpTo4096},
            Row{"attn h8 s4096 d256 bf16", 1, 4096, LengthClass::kUpTo4096},
            Row{"attn h8 s4096 d128 f32", 1, 4096, LengthClass::kUpTo4096},
-           Row{"attn h8 s4096 d128 bf16", 1, 60, LengthClass::kFewRows},
+           Row{"attn h8 s4096 d128 bf16", 1, 60, LengthClass::kUpTo1024},
            Row{"attn h8 s4096 d128 bf16", 0, 4096, LengthClass::kUpTo4096},
        }) {
     EXPECT_EQ(cuda::TileClasses(problem_of(row.text)).of(row.batch, row.q_len, kH100), row.expected)
@@ -116,7 +143,7 @@ TEST(TileClasses, FewHeadsUseSmallerTiles) {
             (List{LengthClass::kUpTo4096, LengthClass::kUpTo2048}));
   EXPECT_EQ(cuda::TileClasses(problem_of("attn h8 s64 d128 bf16 causal")).candidates(4096),
             List{LengthClass::kUpTo4096});
-  EXPECT_EQ(cuda::TileClasses(problem_of("attn h8 s64 d128 bf16")).candidates(10), List{LengthClass::kFewRows});
+  EXPECT_EQ(cuda::TileClasses(problem_of("attn h8 s64 d128 bf16")).candidates(10), List{LengthClass::kUpTo1024});
 }
 
 TEST(CudaBackwardList, EndsInAnImplementationForEveryArchitectureFromAmpereOn) {

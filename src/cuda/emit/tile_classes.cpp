@@ -8,7 +8,7 @@
 namespace flashlift::cuda {
 namespace {
 
-// All but kFewRows, whose kernels divide a call's keys and not its queries.
+// All but kFewRows, whose kernels have one kind of tiles.
 constexpr LengthClass kLongestFirst[] = {LengthClass::kLonger, LengthClass::kUpTo4096, LengthClass::kUpTo2048,
                                          LengthClass::kUpTo1024};
 
@@ -25,7 +25,7 @@ TileClasses::TileClasses(const Problem& problem) : problem_(problem) {
 }
 
 std::vector<LengthClass> TileClasses::candidates(int64_t q_len) const {
-  const LengthClass own = length_class(problem_, q_len);
+  const LengthClass own = length_class(q_len);
   std::vector<LengthClass> list = {own};
   for (const LengthClass other : kLongestFirst) {
     const bool is_new = std::ranges::none_of(list, [&](LengthClass one) { return rows(one) == rows(other); });
@@ -43,7 +43,7 @@ LengthClass TileClasses::of(int64_t batch, int64_t q_len, int multiprocessors) c
     const int64_t tiles = batch * problem_.q_heads * divide_up(q_len, rows(length));
     return static_cast<double>(divide_up(tiles, multiprocessors) * rows(length));
   };
-  const LengthClass own = length_class(problem_, q_len);
+  const LengthClass own = length_class(q_len);
   if (rows(own) == 0) {
     return own;
   }

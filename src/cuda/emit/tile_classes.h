@@ -17,10 +17,10 @@ class TileClasses {
  public:
   explicit TileClasses(const Problem& problem);
 
-  // For a call with these sizes on a device with so many multiprocessors.
+  // For a call with these sizes on a device with so many multiprocessors, if it has not few rows.
   LengthClass of(int64_t batch, int64_t q_len, int multiprocessors) const;
 
-  // All that calls with this length may use, by batch and device. The first one is length_class().
+  // All that calls with this length may use, by batch and device. The first one is length_class(q_len).
   std::vector<LengthClass> candidates(int64_t q_len) const;
 
  private:

@@ -51,14 +51,15 @@ int splits_that_fill(int64_t units, int64_t tiles, int64_t slots) {
 }
 
 // Two blocks for each multiprocessor, which hide each other's latency. But more splits mean more partial results to
-// combine: where there would be many, one block (measured on an H200: docs/lessons/cuda_decode.md).
+// combine: where there would be many, one block, unless pages must be found (measured on an H200:
+// docs/lessons/cuda_decode.md).
 int choose_splits(int64_t units, int64_t tiles, const ForwardConfig& config, const Device& device) {
   constexpr int64_t kTogether = 2;
   constexpr int kMany = 8;
   const int64_t resident =
       std::clamp(device.shared_bytes / std::max<int64_t>(config.shared_bytes, 1), int64_t{1}, kTogether);
   const int splits = splits_that_fill(units, tiles, resident * device.multiprocessors);
-  return splits > kMany ? splits_that_fill(units, tiles, device.multiprocessors) : splits;
+  return splits > kMany && config.page_size == 0 ? splits_that_fill(units, tiles, device.multiprocessors) : splits;
 }
 
 }  // namespace
