@@ -120,9 +120,23 @@ def test_an_activation_between_products_is_no_candidate(activation):
     assert not flashlift.stablehlo.fuse(exported(lambda a, b, c: activation(a @ b) @ c, x, x, x)).candidates
 
 
-@pytest.mark.parametrize("activation", [lambda x: jax.nn.gelu(x, approximate=False), jax.scipy.special.erf])
+@pytest.mark.parametrize(
+    "activation",
+    [
+        lambda x: jax.nn.gelu(x, approximate=False),
+        jax.scipy.special.erf,
+        jax.nn.sigmoid,
+        jax.nn.silu,
+        jax.nn.softplus,
+        jax.nn.log_sigmoid,
+        jax.nn.elu,
+        jax.nn.mish,
+        lambda x: x / (1 + jnp.exp(-x)),
+    ],
+)
 def test_the_slope_of_an_activation_is_no_candidate(activation):
-    """It is e^(-x²), which the gradient with respect to a bias sums; a softmax of such scores divides by its sum."""
+    """Its exponential, such as e^(-x²), is summed by the gradient with respect to a bias; a softmax of such scores
+    divides by the sum."""
 
     def loss(weights, x):
         a, bias, b = weights

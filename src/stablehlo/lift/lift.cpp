@@ -95,10 +95,29 @@ bool is_bell(mlir::Operation* exponential) {
                                (kind(square) == OpKind::kMultiply && square->getOperand(0) == square->getOperand(1)));
 }
 
-// Whether the exponential is summed before the next product. That of a softmax is. That of an activation (erf,
-// softplus) is not, and the report need not mention it.
+// Whether each number of a smaller tensor is repeated, as a row's number is for its keys.
+bool is_spread(mlir::Value value) {
+  mlir::Operation* const broadcast = defining(value, OpKind::kBroadcastInDim);
+  return broadcast != nullptr && static_tensor(broadcast->getOperand(0)) &&
+         static_tensor(broadcast->getOperand(0)).getNumElements() > 1 && !splat(broadcast->getOperand(0));
+}
+
+// Whether the exponential is e^-x + 1 of a sigmoid, log(1 + e^x) of softplus, or e^(x - y), with another y for each x,
+// of softplus's derivative.
+bool is_of_gate(mlir::Operation* exponential) {
+  mlir::Operation* const difference = defining(exponent_of(exponential), OpKind::kSubtract);
+  return (difference != nullptr && !splat(difference->getOperand(1)) && !is_spread(difference->getOperand(1))) ||
+         llvm::any_of(exponential->getUses(), [](mlir::OpOperand& use) {
+           mlir::Operation* const user = use.getOwner();
+           return kind(user) == OpKind::kLogPlusOne ||
+                  (kind(user) == OpKind::kAdd && splat(user->getOperand(1 - use.getOperandNumber())));
+         });
+}
+
+// Whether the exponential is summed before the next product. That of a softmax is. That of an activation (erf, sigmoid,
+// softplus) is not, and the report need not mention it. Its gradient may be summed for a bias, but divides nothing.
 bool is_summed(mlir::Operation* exponential) {
-  const bool must_divide = is_bell(exponential);
+  const bool must_divide = is_bell(exponential) || is_of_gate(exponential);
   constexpr size_t kFarthest = 500;  // operations between the exponential and its sum
   return any_operation({exponential}, kFarthest, [&](mlir::Operation* op, OperationStack& stack) {
     if (!is_of_products(op)) {
@@ -114,13 +133,6 @@ bool is_summed(mlir::Operation* exponential, Work& work) {
     known->second = is_summed(exponential);
   }
   return known->second;
-}
-
-// Whether each number of a smaller tensor is repeated, as a row's number is for its keys.
-bool is_spread(mlir::Value value) {
-  mlir::Operation* const broadcast = defining(value, OpKind::kBroadcastInDim);
-  return broadcast != nullptr && static_tensor(broadcast->getOperand(0)) &&
-         static_tensor(broadcast->getOperand(0)).getNumElements() > 1 && !splat(broadcast->getOperand(0));
 }
 
 // Whether a number of the row, such as a log-sum-exp, is subtracted in the exponent. If so, the row may sum to 1
