@@ -96,7 +96,62 @@ def test_a_gradient_with_other_weights_stays_right():
     assert not any(candidate.fused for candidate in candidates), report
 
 
-def test_the_gradient_by_the_weights_stays_right():
+LEARNED = {
+    "a number": ((), lambda w: w),
+    "heads": ((H,), lambda w: w[:, None, None]),
+    "queries": ((B, S), lambda w: w[:, None, :, None]),
+    "heads and queries": ((S, H), lambda w: w.T[..., None]),
+    "rows": ((B, H, S), lambda w: jax.nn.sigmoid(w)[..., None]),
+    "two of heads": ((2, H), lambda w: w[0, :, None, None] * w[1, :, None, None]),
+}
+VALUES = {  # their product with the probabilities, and whether the heads share them
+    "bhkd": (weigh, False),
+    "bkhd": (lambda p, v: jnp.einsum("bhqk,bkhd->bqhd", p, v.swapaxes(1, 2)), False),
+    "bkd": (lambda p, v: jnp.einsum("bhqk,bkd->bhqd", p, v), True),
+}
+
+
+@pytest.mark.parametrize("of_values", VALUES)
+@pytest.mark.parametrize("name", LEARNED)
+def test_the_gradient_by_weights_of_rows(name, of_values):
+    """It sums p d_p over the keys, which is the sum of out d_out over the depth."""
+    shape, spread = LEARNED[name]
+    multiply, are_shared = VALUES[of_values]
+
+    def attention(weights, q, k, v):
+        p = jax.nn.softmax(jnp.where(KEYS[:, None, None], products(q, k) / 4, -1e9), -1)
+        return multiply(p * spread(weights), v[:, 0] if are_shared else v)
+
+    assert_fused(attention, jnp.asarray(RNG.standard_normal(shape), jnp.float32), *qkv(), gradients=True)
+
+
+def test_the_gradient_by_weights_of_rows_in_bf16():
+    def attention(weights, q, k, v):
+        return weigh(jax.nn.softmax(products(q, k) / 4, -1) * weights[:, None, None], v)
+
+    weights = jnp.asarray(RNG.standard_normal(H), jnp.bfloat16)
+    assert_fused(attention, weights, *qkv(dtype=jnp.bfloat16), gradients=True, tolerance=3e-2)
+
+
+@pytest.mark.parametrize("change", [lambda d, p: d * p * p, lambda d, p: d * jax.lax.rev(p, (3,))])
+def test_another_gradient_by_the_weights_stays(change):
+    @jax.custom_vjp
+    def times(p, weights):
+        return p * weights[:, None, None]
+
+    times.defvjp(
+        lambda p, weights: (times(p, weights), (p, weights)),
+        lambda kept, d: (d * kept[1][:, None, None], change(d, kept[0]).sum((0, 2, 3))),
+    )
+
+    def attention(weights, q, k, v):
+        return weigh(times(jax.nn.softmax(products(q, k) / 4, -1), weights), v)
+
+    candidates, report = fused(attention, jnp.arange(1.0, H + 1), *qkv(), gradients=True)
+    assert not any(candidate.fused for candidate in candidates), report
+
+
+def test_the_gradient_by_other_weights_stays_right():
     fused(lambda q, k, v: weighted(lambda p, s: p * v[:, :1, :1, :1])(q, k, v), *qkv(), gradients=True)
     by_product = lambda v: lambda p, s: jnp.einsum("bhqk,h->bhqk", p, v[0, :, 0, 0])
     fused(lambda q, k, v: weighted(by_product(v))(q, k, v), *qkv(), gradients=True)

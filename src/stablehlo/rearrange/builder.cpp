@@ -73,6 +73,12 @@ mlir::Value Builder::convert(mlir::Location location, mlir::Value value, mlir::T
   return made == value ? made : note(made.getDefiningOp());
 }
 
+mlir::Value Builder::sum(mlir::Location location, mlir::Value value, size_t dims) {
+  mlir::Operation* const made = stablehlo::sum(builder_, location, value, dims).getDefiningOp();
+  note(made->getOperand(1).getDefiningOp());
+  return note(made);
+}
+
 mlir::Value Builder::note(mlir::Operation* op) {
   added_.push_back(op);
   return op->getResult(0);

@@ -28,8 +28,8 @@ bool has_parts_of_keys_read_elsewhere(mlir::Operation* product);
 // For probabilities times a number for each key, such as scales of 8-bit values: multiplies the values by it instead.
 std::optional<Rearrangement> move_weights_to_values(mlir::Operation* product);
 // For probabilities times a number for each row, or for some rows (such as those of padded queries, or of heads):
-// multiplies the output by it instead, and the output's gradient in a backward pass. Does not cover the gradient of
-// these numbers.
+// multiplies the output by it instead, and the output's gradient in a backward pass. A gradient of these numbers that
+// is a sum over keys becomes one over the depth of values.
 std::optional<Rearrangement> move_weights_to_output(mlir::Operation* product);
 // Adds the product of the probabilities with the values, which nothing reads, before a product that may be the gradient
 // of queries or keys. The attention is proved with it, and its calls replace the gradient's products. The exponentials

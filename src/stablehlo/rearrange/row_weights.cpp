@@ -191,6 +191,96 @@ void weigh_gradient_of_probabilities(mlir::Operation* product, mlir::Operation* 
   }
 }
 
+int64_t rank_of(mlir::Value value) { return static_cast<int64_t>(shape(value).size()); }
+
+// Dimensions of the output, and those of its gradient that are the same: first the depth and what else is summed.
+struct SummedOutput {
+  std::vector<int64_t> of_output;
+  std::vector<int64_t> of_gradient;
+  size_t summed = 0;
+};
+
+// `product` is that of the probabilities, its operand `side`, and the values; `of_gradient` that of the output's
+// gradient and the same values. A sum over the dimensions `over` of both scores' elementwise product is one over the
+// depth instead of the keys. Nothing if it is no sum over the keys, or if a dimension has another meaning in the other
+// product.
+std::optional<SummedOutput> summed_output(mlir::Operation* product, unsigned side, mlir::Operation* of_gradient,
+                                          unsigned gradient_side, llvm::ArrayRef<int64_t> over) {
+  SummedOutput found;
+  for (int64_t d = 0; d < rank_of(product->getOperand(1 - side)); ++d) {
+    const int64_t of_scores = in_other(product, 1 - side, d);
+    if (of_scores != in_result(of_gradient, 1 - gradient_side, d)) {
+      return std::nullopt;
+    }
+    if (of_scores < 0) {
+      found.of_output.push_back(in_result(product, 1 - side, d));
+      found.of_gradient.push_back(in_other(of_gradient, 1 - gradient_side, d));
+    }
+  }
+  std::vector<int64_t> in_gradient(shape(product->getOperand(side)).size(), -1);
+  for (int64_t d = 0; d < rank_of(of_gradient->getOperand(gradient_side)); ++d) {
+    if (const int64_t of_scores = in_result(of_gradient, gradient_side, d); of_scores >= 0) {
+      in_gradient[static_cast<size_t>(of_scores)] = d;
+    }
+  }
+  for (const bool is_summed : {true, false}) {
+    for (const auto [d, other] : llvm::enumerate(in_gradient)) {
+      const int64_t of_output = in_result(product, side, static_cast<int64_t>(d));
+      const bool is_key = of_output < 0;
+      if (is_key != (other < 0) || (is_key && !llvm::is_contained(over, static_cast<int64_t>(d)))) {
+        return std::nullopt;
+      }
+      if (!is_key && llvm::is_contained(over, static_cast<int64_t>(d)) == is_summed) {
+        found.of_output.push_back(of_output);
+        found.of_gradient.push_back(other);
+      }
+    }
+    found.summed = is_summed ? found.of_output.size() : found.summed;
+  }
+  return found;
+}
+
+// Where the gradient of weights sums probabilities times their gradient over the keys: sums the output times its own
+// gradient over the values' depth instead, which is the same number. `carrier`: the product of the output's gradient
+// and the values, or its converted result.
+void sum_over_depth(mlir::Operation* product, unsigned side, mlir::Value probabilities, mlir::Operation* of_gradient,
+                    unsigned gradient_side, mlir::Operation* carrier, Rearrangement& found) {
+  std::vector<mlir::Operation*> users;
+  for (mlir::OpOperand& use : carrier->getResult(0).getUses()) {
+    mlir::Operation* const multiply = use.getOwner();
+    if (kind(multiply) == OpKind::kMultiply && multiply->getBlock() == product->getBlock() &&
+        product->isBeforeInBlock(multiply) &&
+        SameValues()(multiply->getOperand(1 - use.getOperandNumber()), probabilities)) {
+      users.insert(users.end(), multiply->user_begin(), multiply->user_end());
+    }
+  }
+  for (size_t i = 0; i < users.size(); ++i) {
+    mlir::Operation* const sum = users[i];
+    if (kind(sum) == OpKind::kConvert && dtype(sum->getResult(0).getType()) == DType::kF32) {
+      users.insert(users.end(), sum->user_begin(), sum->user_end());
+    }
+    const auto how = kind(sum) == OpKind::kReduce ? reduction(sum) : std::nullopt;
+    if (!how || how->reducer != Reducer::kAdd || how->inputs.size() != 1 || splat(how->inits[0]) != 0.0) {
+      continue;
+    }
+    const auto dims = summed_output(product, side, of_gradient, gradient_side, how->dims);
+    if (!dims) {
+      continue;
+    }
+    Builder builder(sum, found.added);
+    const mlir::Location location = sum->getLoc();
+    const auto in_order = [&](mlir::Value value, const std::vector<int64_t>& order) {
+      return builder.convert(location, builder.transpose(location, value, order),
+                             mlir::Float32Type::get(sum->getContext()));
+    };
+    const mlir::Value terms = builder.multiply(location, in_order(product->getResult(0), dims->of_output),
+                                               in_order(of_gradient->getOperand(gradient_side), dims->of_gradient));
+    replace(found, sum->getResult(0),
+            builder.convert(location, builder.sum(location, terms, dims->summed),
+                            static_tensor(sum->getResult(0)).getElementType()));
+  }
+}
+
 // The nearest products that a value depends on. Nothing if the search for them is too long.
 std::optional<std::set<mlir::Operation*>> products_behind(mlir::Value value) {
   constexpr size_t kMost = 2000;
@@ -222,7 +312,7 @@ bool is_dot_general_in(mlir::Block* block, mlir::Operation* op) {
 
 // Does the same in the backward pass, if there is one. `probabilities` are without weights, in two types that may be
 // the same.
-void weigh_output_gradient(mlir::Operation* product, mlir::Value values, const RowWeights& row,
+void weigh_output_gradient(mlir::Operation* product, unsigned side, const RowWeights& row,
                            llvm::ArrayRef<std::pair<mlir::Value, mlir::Value>> probabilities, Weigher& weigh,
                            Rearrangement& found) {
   for (const auto& [weighted, unweighted] : probabilities) {
@@ -232,15 +322,19 @@ void weigh_output_gradient(mlir::Operation* product, mlir::Value values, const R
       }
     }
   }
+  const mlir::Value values = product->getOperand(1 - side);
   for (mlir::Operation* user : llvm::make_early_inc_range(values.getUsers())) {
     if (user == product || user == found.product || !is_dot_general_in(product->getBlock(), user)) {
       continue;
     }
-    const unsigned side = user->getOperand(0) == values ? 1 : 0;
-    weigh_gradient_of_probabilities(user, user, side, row, weigh, found);
-    for (mlir::Operation* carrier : llvm::make_early_inc_range(user->getResult(0).getUsers())) {
-      if (kind(carrier) == OpKind::kConvert) {
-        weigh_gradient_of_probabilities(user, carrier, side, row, weigh, found);
+    const unsigned of_gradient = user->getOperand(0) == values ? 1 : 0;
+    std::vector<mlir::Operation*> carriers{user};
+    llvm::copy_if(user->getResult(0).getUsers(), std::back_inserter(carriers),
+                  [](mlir::Operation* carrier) { return kind(carrier) == OpKind::kConvert; });
+    for (mlir::Operation* carrier : carriers) {
+      weigh_gradient_of_probabilities(user, carrier, of_gradient, row, weigh, found);
+      if (kind(row.op) == OpKind::kMultiply) {
+        sum_over_depth(found.product, side, row.op->getOperand(row.of), user, of_gradient, carrier, found);
       }
     }
   }
@@ -276,7 +370,7 @@ std::optional<Rearrangement> move_weights_to_output(mlir::Operation* product) {
       Weigher weigh(found);
       replace(found, product->getResult(0), weigh(product, unweighted, *row, *weights));
       weigh_output_gradient(
-          product, product->getOperand(1 - side), *row,
+          product, side, *row,
           {{weighted->getResult(0), weighted->getOperand(of)}, {product->getOperand(side), operands[side]}}, weigh,
           found);
       return found;
