@@ -99,17 +99,19 @@ class Fuser {
   }
 
   // Reads sums of multiplications as products, and products that sum nothing as multiplications: those near a softmax,
-  // and then all others, which may be part of its gradient.
+  // and then all others, which may be part of its gradient. Reads log-sum-exps of other bases as natural ones.
   void read_products() {
     std::vector<mlir::Operation*> found;
     module_.op()->walk([&](mlir::Operation* op) {
-      if (kind(op) == OpKind::kReduce || kind(op) == OpKind::kDotGeneral) {
+      if (kind(op) == OpKind::kReduce || kind(op) == OpKind::kDotGeneral || kind(op) == OpKind::kAdd) {
         found.push_back(op);
       }
     });
     bool is_any_near = false;
     for (mlir::Operation* op : found) {
-      auto read = kind(op) == OpKind::kReduce ? multiplied_sum_as_product(op) : weight_product_as_multiplication(op);
+      auto read = kind(op) == OpKind::kAdd      ? log_sum_of_other_base(op)
+                  : kind(op) == OpKind::kReduce ? multiplied_sum_as_product(op)
+                                                : weight_product_as_multiplication(op);
       if (!read) {
         continue;
       }

@@ -208,6 +208,43 @@ def test_powers_are_exponentials(exponentials, gradients):
     assert_fused(divided(exponentials, row_sum), *qkv(), gradients=gradients)
 
 
+LOG_SUM_EXPS_OF_BASE_TWO = {
+    "log2": lambda m, z: m + jnp.log2(z),
+    "log2 first": lambda m, z: jnp.log2(z) + m,
+    "times a number": lambda m, z: m + jnp.log(z) * np.float32(np.log2(np.e)),
+    "divided by a number": lambda m, z: m + jnp.log(z) / np.float32(np.log(2)),
+}
+
+
+def with_log_sum_exp_of_base_two(log_sum_exp):
+    def attention(q, k, v):
+        s = products(q, k) * np.float32(np.log2(np.e) / 4)
+        m = s.max(-1, keepdims=True)
+        e = jnp.exp2(s - m)
+        return jnp.concatenate([weigh(e / row_sum(e), v), log_sum_exp(m, row_sum(e))], -1)
+
+    return attention
+
+
+@pytest.mark.parametrize("name", LOG_SUM_EXPS_OF_BASE_TWO)
+@pytest.mark.parametrize("gradients", [False, True])
+def test_log_sum_exps_of_base_two(name, gradients):
+    assert_fused(with_log_sum_exp_of_base_two(LOG_SUM_EXPS_OF_BASE_TWO[name]), *qkv(), gradients=gradients)
+
+
+@pytest.mark.parametrize(
+    "log_sum_exp",
+    [
+        lambda m, z: m + jnp.log(z),
+        lambda m, z: m + 2 * jnp.log2(z),
+        lambda m, z: m - jnp.log2(z),
+        lambda m, z: m + np.float32(np.log(2)) / jnp.log(z),
+    ],
+)
+def test_other_sums_with_the_logarithm_stay(log_sum_exp):
+    assert_left_alone(with_log_sum_exp_of_base_two(log_sum_exp), *qkv())
+
+
 @pytest.mark.parametrize("gradients", [False, True])
 def test_powers_of_a_computed_base_beside_another_softmax(gradients):
     """Only the other one shows that the module may hold attention; these scores' exponential is the power."""

@@ -1,0 +1,76 @@
+// A log-sum-exp of another base, m + log2(z), which is one of base e times a number.
+
+#include <cmath>
+
+#include "stablehlo/lift/lift.h"
+#include "stablehlo/reader/ops.h"
+#include "stablehlo/rearrange/builder.h"
+#include "stablehlo/rearrange/rearrange.h"
+
+namespace flashlift::stablehlo {
+namespace {
+
+// A number that all elements have, or whose logarithm they all have.
+std::optional<double> number_of(mlir::Value value) {
+  if (mlir::Operation* const broadcast = defining(value, OpKind::kBroadcastInDim)) {
+    return number_of(broadcast->getOperand(0));
+  }
+  mlir::Operation* const log = defining(value, OpKind::kLog);
+  const auto number = splat(log != nullptr ? log->getOperand(0) : value);
+  return number && log != nullptr ? std::log(*number) : number;
+}
+
+// A natural logarithm, and the logarithm of a base by which it is divided.
+struct OtherLogarithm {
+  mlir::Value natural;
+  double of_base = 0;
+};
+
+std::optional<OtherLogarithm> other_logarithm(mlir::Value value) {
+  mlir::Operation* const op = value.getDefiningOp();
+  const bool divides = op != nullptr && kind(op) == OpKind::kDivide;
+  if (!divides && (op == nullptr || kind(op) != OpKind::kMultiply)) {
+    return std::nullopt;
+  }
+  for (const unsigned of : {0U, 1U}) {
+    const auto number = number_of(op->getOperand(1 - of));
+    const double of_base = !number ? 0 : divides ? *number : 1 / *number;
+    if (defining(op->getOperand(of), OpKind::kLog) != nullptr && of_base > 0 && std::isfinite(of_base)) {
+      return OtherLogarithm{.natural = op->getOperand(of), .of_base = of_base};
+    }
+    if (divides) {
+      break;
+    }
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+std::optional<Rearrangement> log_sum_of_other_base(mlir::Operation* sum) {
+  if (kind(sum) != OpKind::kAdd || !static_tensor(sum->getResult(0)) ||
+      dtype(sum->getResult(0).getType()) != DType::kF32) {
+    return std::nullopt;
+  }
+  for (const unsigned of : {0U, 1U}) {
+    const auto logarithm = other_logarithm(sum->getOperand(of));
+    if (!logarithm || !is_near_softmax(logarithm->natural)) {
+      continue;
+    }
+    Rearrangement found;
+    Builder builder(sum, found.added);
+    const mlir::Location location = sum->getLoc();
+    const auto numbers = [&](double number) {
+      return builder.constant(
+          location, mlir::DenseElementsAttr::get(static_tensor(sum->getResult(0)), static_cast<float>(number)));
+    };
+    const mlir::Value rest = builder.multiply(location, sum->getOperand(1 - of), numbers(logarithm->of_base));
+    const mlir::Value natural = builder.like(sum, {rest, logarithm->natural}, sum->getResult(0).getType());
+    found.product = natural.getDefiningOp();
+    replace(found, sum->getResult(0), builder.multiply(location, natural, numbers(1 / logarithm->of_base)));
+    return found;
+  }
+  return std::nullopt;
+}
+
+}  // namespace flashlift::stablehlo
