@@ -93,6 +93,22 @@ TEST(Bytecode, KeepsOtherDialectsAmongVhlo) {
             std::string::npos);
 }
 
+TEST(Bytecode, KeepsLayoutsOfCustomCallsWithoutOperandsOrResults) {
+  const Module module = read(in_main(
+      "%x: tensor<4xf32>", "tensor<4xf32>",
+      "stablehlo.custom_call @print(%x) {operand_layouts = [dense<0> : tensor<1xindex>], result_layouts = []} : "
+      "(tensor<4xf32>) -> ()\n"
+      "%0 = stablehlo.custom_call @load() {operand_layouts = [], result_layouts = [dense<0> : tensor<1xindex>]} : "
+      "() -> tensor<4xf32>\nreturn %0 : tensor<4xf32>"));
+  const Result<std::string> bytes = write_module(module, {Encoding::kVhlo});
+  ASSERT_TRUE(bytes.ok()) << bytes.error().message;
+  const std::string text = read_bytes(*bytes).print();
+  EXPECT_NE(text.find("operand_layouts = [dense<0> : tensor<1xindex>], result_layouts = []"), std::string::npos)
+      << text;
+  EXPECT_NE(text.find("operand_layouts = [], result_layouts = [dense<0> : tensor<1xindex>]"), std::string::npos)
+      << text;
+}
+
 TEST(Bytecode, PacksBooleans) {
   for (const char* list : {"[true]", "[false, true, true]", "[true, true, true, true, true, true, true, true, true]",
                            "[true, false, true, true, true, true, true, true, false]"}) {

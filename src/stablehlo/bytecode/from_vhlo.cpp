@@ -66,14 +66,14 @@ class Converter {
       make_channel();
     }
     if (op_.name == "custom_call") {
-      const auto drop_layouts = [&](llvm::StringRef name) {
-        const auto list = mlir::dyn_cast_or_null<mlir::ArrayAttr>(attributes_.get(name));
-        return list && list.empty();
+      // Layouts are given for both sides or for none; an empty list beside another one is no default.
+      const auto complete = [&](llvm::StringRef name, llvm::StringRef other) {
+        if (attributes_.get(other) && !attributes_.get(name)) {
+          attributes_.set(name, mlir::ArrayAttr::get(context_, {}));
+        }
       };
-      if (drop_layouts("operand_layouts") && drop_layouts("result_layouts")) {
-        attributes_.erase("operand_layouts");
-        attributes_.erase("result_layouts");
-      }
+      complete("operand_layouts", "result_layouts");
+      complete("result_layouts", "operand_layouts");
     }
   }
 
