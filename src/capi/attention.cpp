@@ -32,18 +32,7 @@ namespace {
 
 Result<CompileOptions> to_options(const FlashliftCompileOptions& given) {
   CompileOptions options;
-  switch (static_cast<int>(given.device.device_type)) {
-    case 0:  // the structure was only cleared
-    case kDLCPU:
-      options.device = DeviceKind::kCpu;
-      break;
-    case kDLCUDA:
-      options.device = DeviceKind::kCuda;
-      break;
-    default:
-      return invalid_argument("device type {} is not supported: expected kDLCPU (1) or kDLCUDA (2)",
-                              static_cast<int>(given.device.device_type));
-  }
+  FLASHLIFT_ASSIGN_OR_RETURN(options.device, to_device_kind(given.device));
   options.device_ordinal = given.device.device_id;
   options.implementation = given.implementation == nullptr ? "" : given.implementation;
   options.lengths_known = given.lengths_unknown == 0;

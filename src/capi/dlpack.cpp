@@ -39,11 +39,28 @@ DLDataType to_dlpack(DType dtype) {
   return {row->code, row->bits, 1};
 }
 
+Result<DeviceKind> to_device_kind(DLDevice device) {
+  const int type = static_cast<int>(device.device_type);
+  if (type == kDLCUDA) {
+    return DeviceKind::kCuda;
+  }
+  if (type != kDLCPU && type != 0) {  // 0: the structure was only cleared
+    return invalid_argument("device type {} is not supported: expected kDLCPU (1) or kDLCUDA (2)", type);
+  }
+  if (device.device_id != 0) {
+    return invalid_argument("the device is CPU {}; expected CPU 0, which stands for all of them", device.device_id);
+  }
+  return DeviceKind::kCpu;
+}
+
 Result<TensorView> to_view(const DLTensor* tensor, std::string_view name, DLDevice device) {
   if (tensor == nullptr) {
     return invalid_argument("{} is NULL; expected a tensor", name);
   }
-  if (tensor->device.device_type != device.device_type || tensor->device.device_id != device.device_id) {
+  // JAX numbers CPUs, too, where it has several of them.
+  const bool is_numbered = device.device_type != kDLCPU;
+  if (tensor->device.device_type != device.device_type ||
+      (is_numbered && tensor->device.device_id != device.device_id)) {
     return invalid_argument("{} lies on DLPack device {}:{}, but the attention was compiled for {}:{}", name,
                             static_cast<int>(tensor->device.device_type), tensor->device.device_id,
                             static_cast<int>(device.device_type), device.device_id);

@@ -4,6 +4,7 @@
 #include <memory>
 #include <string>
 
+#include "capi/dlpack.h"
 #include "capi/error.h"
 #include "capi/tune.h"
 #include "support/error.h"
@@ -20,11 +21,7 @@ Result<TuneOptions> read_options(const FlashliftTuneOptions* given) {
   FlashliftTuneOptions read;
   FLASHLIFT_RETURN_IF_ERROR(read_struct(given, "FlashliftTuneOptions", read));
   TuneOptions options;
-  const int type = static_cast<int>(read.device.device_type);
-  if (type != 0 && type != kDLCPU && type != kDLCUDA) {
-    return invalid_argument("device type {} is not supported: expected kDLCPU (1) or kDLCUDA (2)", type);
-  }
-  options.device = type == kDLCUDA ? DeviceKind::kCuda : DeviceKind::kCpu;
+  FLASHLIFT_ASSIGN_OR_RETURN(options.device, to_device_kind(read.device));
   options.device_ordinal = read.device.device_id;
   options.backward = read.backward != 0;
   options.heads_inside = read.heads_inside != 0;
