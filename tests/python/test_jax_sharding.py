@@ -269,6 +269,27 @@ with jax.set_mesh(explicit):
 print("agree")
 """
 
+PARTLY_MANUAL = """
+# A shard_map over one axis of an explicit mesh: results and gradients have the types of their operands.
+explicit = jax.make_mesh((2, 4), ("data", "model"), axis_types=(AxisType.Explicit,) * 2)
+attend = lambda q, k, v, table: flashlift.jax.flash_attention(
+    q, k, v, causal=True, score_mod=lambda s, b, h, i, j: s + table[j]
+)
+both = lambda f: lambda *given: (f(*given), jax.grad(lambda *g: (f(*g) ** 2).sum(), (0, 1, 2, 3))(*given))
+given = normal(4, 24, 8, 8), normal(4, 24, 4, 8), normal(4, 24, 4, 8), normal(24)
+expected = both(attend)(*given)
+with jax.set_mesh(explicit):
+    specs = (P("data", None, "model"),) * 3 + (P(),)
+    placed = [jax.device_put(x, NamedSharding(explicit, spec)) for x, spec in zip(given, specs, strict=True)]
+    for axis, of_part in ("data", P("data")), ("model", P(None, None, "model")):
+        in_specs = (of_part,) * 3 + (P(),)
+        parts = jax.jit(both(jax.shard_map(attend, in_specs=in_specs, out_specs=of_part, axis_names={axis})))
+        found = parts(*placed)
+        assert_close(found, expected)
+        assert [jax.typeof(x) for x in jax.tree.leaves(found)] == [jax.typeof(x) for x in (placed[0], *placed)]
+print("agree")
+"""
+
 EXPORTED = """
 # An exported function holds no part of this process, and runs on sharded arrays.
 from jax import export
@@ -309,6 +330,10 @@ def test_functions_in_eager_shard_map():
 
 def test_fewer_key_value_heads_than_devices():
     run(HEAD + FEWER_HEADS, "shardy")
+
+
+def test_shard_map_over_some_axes_of_an_explicit_mesh():
+    run(HEAD + PARTLY_MANUAL, "shardy")
 
 
 def test_exported():

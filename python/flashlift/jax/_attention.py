@@ -1,6 +1,5 @@
 """One attention as a JAX operation, with its gradient."""
 
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -21,7 +20,7 @@ from flashlift.jax._arguments.seeds import SeedOfPart
 from flashlift.jax._call import DTYPES, Call, sizes_of
 from flashlift.jax._mods import trace_mods
 from flashlift.jax._primitive import attend
-from flashlift.jax._sharding import by_types
+from flashlift.jax._sharding import placed
 from flashlift.jax._varying import vary_together
 
 _TYPES = {name: text for text, name in DTYPES.items()}
@@ -104,5 +103,5 @@ def attention(
     if dropout_seed is not None:
         optional.append(seed_words(dropout_seed))
     operands = vary_together([q, k, v, *tables.values(), *optional])
-    results = by_types(functools.partial(attend, call), layout, operands, call.with_lse)
+    results = attend(call, *placed(layout, operands))
     return (results[0], results[1]) if call.with_lse else results[0]

@@ -21,6 +21,13 @@ from flashlift.jax._batch import fold, unfold
 from flashlift.jax._call import Call
 from flashlift.jax._partition import Backward, Forward, Kind, is_split, needs_devices, run_partitioned
 from flashlift.jax._plain import plain, plain_gradients, tangent_of_values
+from flashlift.jax._sharding import (
+    by_types,
+    mesh_of_types,
+    specs_of_results,
+    with_first_dimension,
+    without_dimension,
+)
 from flashlift.jax._varying import result_aval
 
 attention_p = Primitive("flashlift_attention")
@@ -39,19 +46,22 @@ def attend(call: Call, *operands: jax.Array) -> tuple[jax.Array, ...]:
 
 
 def _of_forward(*operands: Any, call: Call) -> list[Any]:
-    return [result_aval(shape, dtype, operands) for shape, dtype in call.result_shapes(operands)]
+    specs = specs_of_results(call.layout, operands[0])
+    results = call.result_shapes(operands)
+    return [result_aval(shape, dtype, operands, spec) for (shape, dtype), spec in zip(results, specs, strict=False)]
 
 
 def _of_tangent(*operands: Any, call: Call, wanted: tuple[int, ...]) -> list[Any]:
     out, lse = operands[-2 - len(wanted) : -len(wanted)]
     return [
-        result_aval(out.shape, call.d_out_dtype(operands[0]), operands),
-        result_aval(lse.shape, lse.dtype, operands),
+        result_aval(out.shape, call.d_out_dtype(operands[0]), operands, out.sharding.spec),
+        result_aval(lse.shape, lse.dtype, operands, lse.sharding.spec),
     ]
 
 
 def _of_backward(*operands: Any, call: Call, wanted: tuple[int, ...]) -> list[Any]:
-    return [result_aval(operands[i].shape, operands[i].dtype, operands) for i in wanted]
+    of_wanted = (operands[i] for i in wanted)
+    return [result_aval(one.shape, one.dtype, operands, one.sharding.spec) for one in of_wanted]
 
 
 # --- derivatives ---
@@ -86,7 +96,8 @@ def _differentiate(primals: Sequence[Any], tangents: Sequence[Any], *, call: Cal
     if "unnormalized" in call.problem.words:
         # The largest score of a row has a gradient, too, but no kernel reports which score it is.
         _warn_of_plain_maths("derivatives of unnormalized outputs")
-        return _by_plain_maths(functools.partial(plain, call), primals, tangents)
+        results = _of_forward(*map(jax.typeof, primals), call=call)
+        return _by_plain_maths(functools.partial(plain, call), primals, tangents, results)
     wanted = tuple(i for i, one in enumerate(tangents) if not isinstance(one, ad.Zero))
     graded = call.for_gradient()
     out, lse = attend(graded, *primals)
@@ -107,28 +118,38 @@ def _transpose(cotangents: Sequence[Any], *given: Any, call: Call, wanted: tuple
     return [None] * count + [by_operand.get(i) for i in wanted]
 
 
-def _by_plain_maths(function: Callable[..., list[Any]], primals: Any, tangents: Any) -> tuple[list[Any], list[Any]]:
-    """jax.jvp with respect to the primals that have a tangent."""
+def _by_plain_maths(
+    function: Callable[..., list[Any]], primals: Any, tangents: Any, results: Sequence[Any]
+) -> tuple[list[Any], list[Any]]:
+    """jax.jvp with respect to the primals that have a tangent. results: the types of the function's results."""
     moved = [i for i, one in enumerate(tangents) if not isinstance(one, ad.Zero)]
 
-    def of_moved(*given: Any) -> list[Any]:
-        full = list(primals)
-        for i, one in zip(moved, given, strict=True):
-            full[i] = one
-        return function(*full)
+    def run(*given: Any) -> list[Any]:
+        own, directions = given[: len(primals)], given[len(primals) :]
 
-    out, d_out = jax.jvp(of_moved, [primals[i] for i in moved], [tangents[i] for i in moved])
-    return list(out), list(d_out)
+        def of_moved(*some: Any) -> list[Any]:
+            full = list(own)
+            for i, one in zip(moved, some, strict=True):
+                full[i] = one
+            return function(*full)
+
+        out, d_out = jax.jvp(of_moved, [own[i] for i in moved], list(directions))
+        return [*out, *d_out]
+
+    both = by_types(run, [*primals, *(tangents[i] for i in moved)], [*results, *results])
+    return both[: len(results)], both[len(results) :]
 
 
 def _differentiate_tangent(primals: Any, tangents: Any, *, call: Call, wanted: tuple[int, ...]) -> Any:
     _warn_of_plain_maths("forward-mode derivatives")
-    return _by_plain_maths(functools.partial(_plain_tangent, call, wanted), primals, tangents)
+    results = _of_tangent(*map(jax.typeof, primals), call=call, wanted=wanted)
+    return _by_plain_maths(functools.partial(_plain_tangent, call, wanted), primals, tangents, results)
 
 
 def _differentiate_backward(primals: Any, tangents: Any, *, call: Call, wanted: tuple[int, ...]) -> Any:
     _warn_of_plain_maths("second derivatives")
-    return _by_plain_maths(functools.partial(plain_gradients, call, wanted), primals, tangents)
+    results = _of_backward(*map(jax.typeof, primals), call=call, wanted=wanted)
+    return _by_plain_maths(functools.partial(plain_gradients, call, wanted), primals, tangents, results)
 
 
 # --- batches ---
@@ -207,10 +228,42 @@ def _lower(kind_of: Callable[..., Kind]) -> Callable[..., Any]:
                 "cuda; expected one of these, or both"
             )
         kind = kind_of(**params)
-        run = functools.partial(run_partitioned, kind) if is_split(context) else kind.run
-        return mlir.lower_fun(run, multiple_results=True)(context, *values)
+        return _lower_by_types(
+            functools.partial(run_partitioned, kind) if is_split(context) else kind.run, context, *values
+        )
 
     return rule
+
+
+def _lower_by_types(run: Callable[..., Any], context: Any, *values: Any) -> Any:
+    def of_all(*operands: Any) -> list[Any]:
+        return by_types(run, operands, context.avals_out)
+
+    return mlir.lower_fun(of_all, multiple_results=True)(context, *values)
+
+
+def _batched_by_types(rule: Callable[..., Any], abstract: Callable[..., list[Any]]) -> Callable[..., Any]:
+    """The rule, where a mesh of explicit axes may split the operands, also by the mapped dimension."""
+
+    # JAX before 0.10 moves no concrete arrays between types within vmap.
+    @functools.partial(jax.jit, static_argnums=(0, 1, 2), inline=True)
+    def run_all(dims: tuple[Any, ...], params: tuple[Any, ...], results: tuple[Any, ...], *operands: Any) -> list[Any]:
+        def of_all(*given: Any) -> list[Any]:
+            found, places = rule(given, dims, **dict(params))
+            return [jnp.moveaxis(one, dim, 0) for one, dim in zip(found, places, strict=True)]
+
+        return by_types(of_all, operands, results)
+
+    def run(operands: Sequence[Any], dims: Sequence[Any], **params: Any) -> tuple[Any, Any]:
+        if mesh_of_types(operands) is None:
+            return rule(operands, dims, **params)
+        pairs = [without_dimension(jax.typeof(one), dim) for one, dim in zip(operands, dims, strict=True)]
+        split = next((axes for _, axes in pairs if axes), None)
+        of_one = abstract(*(one for one, _ in pairs), **params)
+        results = tuple(with_first_dimension(one, _size(operands, dims), split) for one in of_one)
+        return run_all(tuple(dims), tuple(params.items()), results, *operands), [0] * len(results)
+
+    return run
 
 
 def _define(primitive: Primitive, abstract: Any, jvp: Any, batch: Any, lowering: Any) -> None:
@@ -227,14 +280,13 @@ def _define(primitive: Primitive, abstract: Any, jvp: Any, batch: Any, lowering:
     primitive.def_impl(run_alone)
     primitive.def_abstract_eval(abstract)
     ad.primitive_jvps[primitive] = jvp
-    batching.primitive_batchers[primitive] = batch
+    batching.primitive_batchers[primitive] = _batched_by_types(batch, abstract)
     mlir.register_lowering(primitive, lowering)
 
 
 def _lower_tangent(context: Any, *values: Any, call: Call, wanted: tuple[int, ...]) -> Any:
     _warn_of_plain_maths("forward-mode derivatives")
-    run = functools.partial(_plain_tangent, call, wanted)
-    return mlir.lower_fun(run, multiple_results=True)(context, *values)
+    return _lower_by_types(functools.partial(_plain_tangent, call, wanted), context, *values)
 
 
 _define(attention_p, _of_forward, _differentiate, _batch_forward, _lower(lambda call: Forward(call)))

@@ -11,16 +11,16 @@ from flashlift._errors import InvalidArgumentError, UnsupportedError
 from flashlift.jax._arguments.values import short
 
 
-def by_types(run: Callable[..., Any], layout: str, operands: Sequence[jax.Array], with_lse: bool) -> Any:
-    """Calls run(*operands). If a mesh of explicit axes splits the operands, batches and heads of the results get the
-    query's sharding as part of their types. Within run, XLA splits by these axes, for which calls have a rule.
+def placed(layout: str, operands: Sequence[jax.Array]) -> Sequence[jax.Array]:
+    """The operands of a call, all with types of one mesh if a mesh of explicit axes splits them. Refuses splits with
+    which a call would need what other devices hold.
 
     layout: that of query, key and value, the first operands. A dimension that vmap maps over may be split too, which is
     not visible here.
     """
-    mesh = next(filter(None, map(_explicit_mesh, operands)), None)
+    mesh = mesh_of_types(operands)
     if mesh is None:
-        return run(*operands)
+        return operands
     query = operands[0]
     of_query = dict(zip(layout, _axes(query), strict=True))
     for name, one in zip(("query", "key", "value"), operands, strict=False):
@@ -34,12 +34,48 @@ def by_types(run: Callable[..., Any], layout: str, operands: Sequence[jax.Array]
                 f"{name} is {jax.typeof(one)}{beside}; expected batches to be split alike, key-value heads like "
                 "query's or over the first of their axes, and length and depth not at all: use jax.reshard"
             )
-    types = [NamedSharding(mesh, PartitionSpec(*(of_query[one] if one in "bh" else None for one in layout)))]
-    types += [NamedSharding(mesh, PartitionSpec(of_query["b"], of_query["h"]))] * with_lse
+    return [jax.reshard(one, NamedSharding(mesh, PartitionSpec(*_axes(one)))) for one in operands]
+
+
+def specs_of_results(layout: str, query: Any) -> tuple[PartitionSpec, PartitionSpec]:
+    """Those of the output and of lse: batches and heads are split as the query's are."""
+    axes = dict(zip(layout, _axes(query), strict=True))
+    return (
+        PartitionSpec(*(axes[one] if one in "bh" else None for one in layout)),
+        PartitionSpec(axes["b"], axes["h"], None),
+    )
+
+
+def by_types(run: Callable[..., Any], operands: Sequence[Any], results: Sequence[jax.core.ShapedArray]) -> list[Any]:
+    """Calls run(*operands), whose results have these types. If a mesh of explicit axes splits the operands, XLA splits
+    by these axes within run."""
+    mesh = mesh_of_types(operands)
+    if mesh is None:
+        return list(run(*operands))
     kinds = zip(mesh.axis_names, mesh.axis_types, strict=True)
     explicit = tuple(axis for axis, kind in kinds if kind == AxisType.Explicit)
-    placed = (jax.reshard(one, NamedSharding(mesh, PartitionSpec(*_axes(one)))) for one in operands)
-    return jax.sharding.auto_axes(run, axes=explicit, out_sharding=tuple(types))(*placed)
+    types = [NamedSharding(mesh, one.sharding.spec) for one in results]
+    return list(jax.sharding.auto_axes(lambda *given: list(run(*given)), axes=explicit, out_sharding=types)(*operands))
+
+
+def without_dimension(kind: jax.core.ShapedArray, dim: int | None) -> tuple[jax.core.ShapedArray, Any]:
+    """The type without one of its dimensions, and the explicit axes that split this one."""
+    if dim is None:
+        return kind, None
+    axes = _axes(kind)
+    sharding = NamedSharding(kind.sharding.mesh, PartitionSpec(*axes[:dim], *axes[dim + 1 :]))
+    return kind.update(shape=kind.shape[:dim] + kind.shape[dim + 1 :], sharding=sharding), axes[dim]
+
+
+def with_first_dimension(kind: jax.core.ShapedArray, size: int, axes: Any) -> jax.core.ShapedArray:
+    """The type with one more dimension, which these explicit axes split."""
+    sharding = NamedSharding(kind.sharding.mesh, PartitionSpec(axes, *_axes(kind)))
+    return kind.update(shape=(size, *kind.shape), sharding=sharding)
+
+
+def mesh_of_types(operands: Sequence[Any]) -> Any:
+    """The mesh of explicit axes in the operands' types, or None."""
+    return next(filter(None, map(_explicit_mesh, operands)), None)
 
 
 def _explicit_mesh(array: jax.Array) -> Any:
@@ -148,7 +184,7 @@ def _listed(entry: str | tuple[str, ...] | None) -> tuple[str, ...]:
     return () if entry is None else entry if isinstance(entry, tuple) else (entry,)
 
 
-def _axes(array: jax.Array) -> tuple[Any, ...]:
-    """The explicit axes that split each dimension."""
-    spec = tuple(jax.typeof(array).sharding.spec)
+def _axes(array: Any) -> tuple[Any, ...]:
+    """The explicit axes that split each dimension of an array, or of a type."""
+    spec = tuple((array if isinstance(array, jax.core.ShapedArray) else jax.typeof(array)).sharding.spec)
     return spec + (None,) * (array.ndim - len(spec))

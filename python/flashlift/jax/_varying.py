@@ -5,7 +5,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 
 def vary_together(operands: Sequence[jax.Array]) -> tuple[jax.Array, ...]:
@@ -36,10 +36,16 @@ def result_type(
     return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding, manual_axis_type=manual)
 
 
-def result_aval(shape: Sequence[Any], dtype: jax.typing.DTypeLike, operands: Sequence[Any]) -> jax.core.ShapedArray:
-    """The same for the abstract operands of a primitive."""
+def result_aval(
+    shape: Sequence[Any], dtype: jax.typing.DTypeLike, operands: Sequence[Any], spec: PartitionSpec | None = None
+) -> jax.core.ShapedArray:
+    """The same for the abstract operands of a primitive. spec: the explicit axes that split the result."""
     axes = frozenset(_varying_axes(operands))
-    sharding = NamedSharding(jax.sharding.get_abstract_mesh(), PartitionSpec())
+    mesh = jax.sharding.get_abstract_mesh()
+    if spec is not None:  # outside of jax.set_mesh, only the operands name it
+        typed = (one.sharding.mesh for one in operands if AxisType.Explicit in one.sharding.mesh.axis_types)
+        mesh = next(typed, mesh)
+    sharding = NamedSharding(mesh, spec or PartitionSpec())
     if not axes:
         return jax.core.ShapedArray(tuple(shape), jnp.dtype(dtype), sharding=sharding)
     if not hasattr(jax.sharding, "ManualAxisType"):  # before JAX 0.10.1
