@@ -120,10 +120,10 @@ def _split(context: Any, call: Any) -> None:
     inner = context.replace(avals_in=merged, avals_out=None, tokens_out=None)
     run = functools.partial(run_partitioned, kind)
     operations = call.operation.block.operations
-    count = len(operations)
-    end = operations[count - 1]
     with mlir.ir.InsertionPoint(call), call.location:
         operands = [_reshaped(one, shape) for one, shape in zip(call.operands, shapes, strict=True)]
+        count = len(operations)
+        end = operations[count - 1]
         results = mlir.flatten_ir_values(mlir.lower_fun(run, multiple_results=True)(inner, *operands))
         if operations[len(operations) - 1] != end:  # JAX before 0.10 inserts them at the end of the block
             for new in [operations[i] for i in range(count, len(operations))]:
