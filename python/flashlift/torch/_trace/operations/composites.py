@@ -57,6 +57,15 @@ def _mean_of(x: Tensor, dim: Dims, keepdim: bool) -> Tensor:
     return x.sum(dims, keepdim) / _count(x, dims)
 
 
+def _mean(x: Tensor, dim: Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Tensor:
+    dtype = dtype or x.dtype
+    return _mean_of(x.float(), dim, keepdim).to(dtype) if dtype.is_floating_point else NotImplemented
+
+
+def _mean_of_numbers(x: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Tensor:
+    return x.nansum(dim, keepdim, dtype=dtype) / torch.logical_not(torch.isnan(x)).sum(dim, keepdim)
+
+
 def _var_mean(
     x: Tensor,
     dim: Dims | bool = None,
@@ -121,6 +130,16 @@ def _extreme(of_two: Callable[..., Tensor], exceeds: Callable[..., Tensor]) -> C
         return found if keepdim else found.squeeze(dim), place
 
     return compute
+
+
+def _lerp(x: Tensor, end: Tensor, weight: Tensor | float) -> Tensor:
+    if x.dtype != end.dtype:
+        return NotImplemented
+    start, rest = x.float(), end.float() - x.float()
+    near, far = start + weight * rest, end.float() - rest * (1 - weight)
+    if isinstance(weight, Tensor):
+        return torch.where(weight.abs() < 0.5, near, far).to(x.dtype)
+    return (near if abs(weight) < 0.5 else far).to(x.dtype)
 
 
 def _one_hot(x: Tensor, num_classes: int = -1) -> Tensor:
@@ -261,6 +280,8 @@ COMPOSITES: dict[str, Callable] = {
     "aten::split": _split,
     "aten::split_with_sizes": _split_with_sizes,
     "aten::chunk": _chunk,
+    "aten::mean": _mean,
+    "aten::nanmean": _mean_of_numbers,
     "aten::var": _var,
     "aten::std": _std,
     "aten::var_mean": _var_mean,
@@ -275,6 +296,7 @@ COMPOSITES: dict[str, Callable] = {
     "aten::embedding": _embedding,
     "aten::index_select": _index_select,
     "aten::gather": _gather,
+    "aten::lerp": _lerp,
     "aten::hypot": lambda x, y: (x * x + y * y).sqrt(),
     "aten::copysign": _copysign,
     "aten::fmax": _without_nan(torch.ge),

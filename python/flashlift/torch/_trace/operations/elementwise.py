@@ -112,6 +112,7 @@ def _clamp(recording: Recording, func: Any, args: tuple, kwargs: dict) -> torch.
 
 @register("_to_copy", "to", "type_as")
 def _convert(recording: Recording, func: Any, args: tuple, kwargs: dict) -> torch.Tensor:
+    kwargs = {name: one for name, one in kwargs.items() if name != "device"}  # infer() may compute on another one
     dtype = infer(func, args, kwargs).dtype
     value = recording.value_of(args[0])
     if dtype == value.dtype:
