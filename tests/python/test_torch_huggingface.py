@@ -171,6 +171,17 @@ def test_a_model_that_asks_for_other_attention(name):
         huggingface.attention_forward(torch.nn.Linear(1, 1), q, q, q, None, **{name: torch.zeros(1)})
 
 
+def test_a_model_that_leaves_out_masks():
+    if not hasattr(transformers, "DogeConfig"):
+        pytest.skip("this version of transformers has no Doge")
+    huggingface.register()
+    made = transformers.DogeForCausalLM._from_config(transformers.DogeConfig(**SIZES), attn_implementation="lifted")
+    with pytest.raises(
+        NotImplementedError, match='DogeAttention leaves out masks.*expected attn_implementation="eager"'
+    ):
+        made(some_tokens())
+
+
 def test_weights_are_not_stored():
     q, k, v = (torch.randn(1, 2, 5, 8) for _ in range(3))
     with pytest.warns(UserWarning, match="output_attentions=True gives no weights"):

@@ -45,6 +45,8 @@ _IS_NO_TENSOR = (
 
 # What some models' sparse attention and sinks of each query are passed as.
 _NOT_COMPUTED = ("sinks", "indices", "block_indices")
+# Adds the model's mask to one of its own, unless it is a BlockMask, which it leaves out.
+_DROPS_MASKS = "DogeAttention"
 
 
 class Mask(BlockMask):
@@ -155,6 +157,10 @@ def attention_forward(
         warn_once(
             "flashlift_output_attentions",
             'flashlift: output_attentions=True gives no weights, which are never stored; use "eager" for them',
+        )
+    if type(module).__name__ == _DROPS_MASKS:
+        raise UnsupportedError(
+            f'{_DROPS_MASKS} leaves out masks that are functions; expected attn_implementation="eager" for this model'
         )
     for name in _NOT_COMPUTED:
         if kwargs.get(name) is not None:
