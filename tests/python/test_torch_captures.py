@@ -7,6 +7,7 @@ import ctypes
 import dataclasses
 import enum
 import functools
+import logging
 import operator
 import os
 import random
@@ -260,19 +261,70 @@ def attribute_of(score, number):
     return score * number
 
 
+def traces_of(monkeypatch):
+    """A list that grows with each trace."""
+    traces = []
+    trace = families.trace
+    monkeypatch.setattr(families, "trace", lambda *given, **rest: traces.append(given) or trace(*given, **rest))
+    return traces
+
+
 @pytest.mark.parametrize("name", PATHS)
 def test_attributes_of_what_leads_to_very_much(name, monkeypatch):
     VAST.inner.inner = VAST
     mod, is_kept = PATHS[name]
-    traces = []
-    trace = families.trace
-    monkeypatch.setattr(families, "trace", lambda *given, **rest: traces.append(given) or trace(*given, **rest))
+    traces = traces_of(monkeypatch)
     for number in (0.5, 2.0, -1.25, 0.5, 2.0):
         VAST.factor, VAST.inner.factor, VAST.inner._hidden, VAST._hidden = number + 1, number, number, number
         Vast.kind = number
         VAST.bias = torch.nn.Parameter(torch.randn(20))
         assert_right(mod)
     assert (len(traces) == 3) == is_kept
+
+
+class Restless(torch.nn.Linear):
+    """All fields of such a module are visited, since torch's own functions may read them. One of them is a set."""
+
+    def __init__(self):
+        super().__init__(1, 1)
+        self.kinds, self.factor = {1}, 0.5
+
+
+RESTLESS, LOGGER = Restless(), logging.getLogger(__name__)
+
+
+def logging_mod(score, b, h, q, kv):
+    LOGGER.debug("traced")
+    return score * RESTLESS.factor
+
+
+@pytest.mark.parametrize("mod", [lambda s, b, h, q, kv: s * RESTLESS.factor, logging_mod], ids=["set", "logger"])
+def test_what_changes_beside_the_paths_of_a_mod(mod, monkeypatch):
+    traces = traces_of(monkeypatch)
+    for number in (0.5, 2.0, -1.25, 0.5, 2.0):
+        RESTLESS.factor = number
+        assert_right(mod)
+    assert len(traces) == 3
+
+
+CONFIG_READERS = {
+    "attribute": lambda config: config.sliding_window,
+    "getattr": lambda config: getattr(config, "sliding_window", 3),
+    "other_name": lambda config: [one.sliding_window for one in [config]][0],
+    "method": lambda config: config.to_dict()["sliding_window"],
+}
+
+
+@pytest.mark.parametrize("name", CONFIG_READERS)
+def test_configurations_of_transformers(name, monkeypatch):
+    """They log, and compute what is read of them."""
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    config, read = transformers.MistralConfig(), CONFIG_READERS[name]
+    traces = traces_of(monkeypatch)
+    for number in (4, 2, 7, 4, 2, 7, 4, 2):
+        config.sliding_window = number
+        assert_right(lambda score, b, h, q, kv: score * read(config))
+    assert len(traces) <= 4  # one of them may fail: with the number as an argument
 
 
 UNSEEN = {

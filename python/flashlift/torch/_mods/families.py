@@ -106,15 +106,31 @@ def _traced_by_walk(mod: Callable, kind: str) -> tuple[Trace, Leaves]:
 
 
 def _walked_shortest(mod: Callable) -> tuple[Walk, Hashable]:
-    """A walk by paths, if the functions of this mod once led to too much."""
-    if not _walked_by_paths or _codes(mod) not in _walked_by_paths:
-        try:
-            return _walked(mod)
-        except TooLarge:
-            with _lock:
-                _walked_by_paths[_codes(mod)] = None
-                if len(_walked_by_paths) > _CAPACITY:
-                    _walked_by_paths.popitem(last=False)
+    """A walk by paths, if all that the functions of this mod lead to is too much, or may change without a trace."""
+    if _walked_by_paths and _codes(mod) in _walked_by_paths:
+        return _by_paths(mod)
+    try:
+        whole = _walked(mod)
+    except TooLarge:
+        _keep_to_paths(mod)
+        return _by_paths(mod)
+    if whole[0].changes:
+        with contextlib.suppress(TooLarge):
+            shorter = _by_paths(mod)
+            if not shorter[0].changes:
+                _keep_to_paths(mod)
+                return shorter
+    return whole
+
+
+def _keep_to_paths(mod: Callable) -> None:
+    with _lock:
+        _walked_by_paths[_codes(mod)] = None
+        if len(_walked_by_paths) > _CAPACITY:
+            _walked_by_paths.popitem(last=False)
+
+
+def _by_paths(mod: Callable) -> tuple[Walk, Hashable]:
     call = getattr(type(mod), "__call__", None)  # noqa: B004 - its code, not whether there is one
     if isinstance(call, types.FunctionType) and not isinstance(mod, torch.nn.Module):
         mod = types.MethodType(call, mod)

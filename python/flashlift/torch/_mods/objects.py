@@ -7,6 +7,7 @@ import ctypes
 import dis
 import functools
 import itertools
+import logging
 import math
 import operator
 import sys
@@ -20,16 +21,18 @@ from flashlift.torch._program import LARGEST_ARGUMENT
 
 EXACT = (bool, complex, str, bytes, type(None), torch.dtype, torch.device)
 # Libraries whose functions are not visited. They read only fields of objects, which are visited anyway; pydantic's lead
-# to all that it knows of types.
-OF_FIELDS = ("torch", "pydantic")
+# to all that it knows of types, and those of transformers to all attention that it knows.
+OF_FIELDS = ("torch", "pydantic", "transformers")
 MAX_ITEMS = 1024  # of one captured list or dictionary
 # Types without fields whose objects never change. Other types without fields, such as numpy arrays, sets and iterators,
 # may have other contents in each call. So may objects of the types in CHANGING, even if a subclass adds fields.
+# A logger does change, but no result depends on it, and it leads to all other loggers of the process.
 UNCHANGING = (
     *(range, slice, frozenset, np.dtype, np.ufunc, operator.attrgetter, operator.itemgetter, operator.methodcaller),
     *(types.WrapperDescriptorType, types.MethodDescriptorType, types.ClassMethodDescriptorType),
     *(types.GetSetDescriptorType, types.MemberDescriptorType),
     *(torch.layout, torch.memory_format, torch.finfo, torch.iinfo),
+    *(logging.Logger, logging.LoggerAdapter),
 )
 CHANGING = (np.ndarray, set, collections.deque, collections.abc.Iterator, *ctypes.Structure.__bases__)  # all of C
 # Special methods that only create, copy and print objects.
@@ -147,6 +150,11 @@ def is_librarys(module: str) -> bool:
 @functools.lru_cache(maxsize=4096)
 def _sorted_names_in(code: types.CodeType) -> tuple[str, ...]:
     return tuple(sorted(names_in(code)))
+
+
+def is_of_fields(method: types.FunctionType) -> bool:
+    """Whether a method is not visited, because it is of one of these libraries."""
+    return (method.__module__ or "").split(".", 1)[0] in OF_FIELDS
 
 
 def is_torchs_own(function: types.FunctionType) -> bool:

@@ -16,7 +16,6 @@ from flashlift.torch._mods.objects import (
     CHANGING,
     EXACT,
     MAX_ITEMS,
-    OF_FIELDS,
     UNCHANGING,
     distinguishes_tensors,
     extends_torchs_module,
@@ -25,6 +24,7 @@ from flashlift.torch._mods.objects import (
     has_dict,
     hooks_of,
     is_librarys,
+    is_of_fields,
     is_running,
     is_torchs_own,
     may_be_argument,
@@ -296,7 +296,7 @@ class Walk:
             parts += [self._fixed(one, names) for one in hooks_of(value)]
             # If the module calls the attention, the mod does not call the module.
             calls = [] if is_running(kind.forward) else [*calls, kind.forward]
-        calls = [one for one in calls if isinstance(one, types.FunctionType) and not is_torchs_own(one)]
+        calls = [one for one in calls if isinstance(one, types.FunctionType) and not is_of_fields(one)]
         names = self._names_for_object(names.union(*(names_in(one.__code__) for one in calls)))
         parts += [self._fixed(one, names, self._function) for one in calls]
         # Methods, properties and operators may name further attributes.
@@ -332,7 +332,7 @@ class Walk:
             return
         if not isinstance(member, types.FunctionType):
             parts.append((name, self._fixed(member, names)))
-        elif (member.__module__ or "").split(".")[0] not in OF_FIELDS:
+        elif not is_of_fields(member):
             parts.append((name, self._fixed(member, names, self._function)))
             named |= names_in(member.__code__)
 
