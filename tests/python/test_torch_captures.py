@@ -105,6 +105,12 @@ def by_call(function):
     return lambda score, b, h, q, kv: score * function()
 
 
+def scheduler(rate):
+    made = torch.optim.lr_scheduler.ConstantLR(torch.optim.SGD([torch.zeros(1)], 1.0), 1.0)
+    made._last_lr = [rate]
+    return made
+
+
 HOLDERS = {
     "dataclass": lambda x: attribute(Plain(x)),
     "frozen": lambda x: attribute(Frozen(x)),
@@ -131,6 +137,7 @@ HOLDERS = {
     "c": lambda x: by_getter(ctypes.c_float(x), lambda one: one.value),
     "c_array": lambda x: item((ctypes.c_double * 2)(x, 1)),
     "iterator": lambda x: by_call(lambda: next(iter([x]))),
+    "method_of_torch": lambda x: by_getter(scheduler(x), lambda one: one.get_last_lr()[0]),
     "partial": lambda x: functools.partial(functools.partial(lambda s, b, h, i, j, *, a, c: s * a + c, a=x), c=x),
 }
 
@@ -325,6 +332,15 @@ def test_configurations_of_transformers(name, monkeypatch):
         config.sliding_window = number
         assert_right(lambda score, b, h, q, kv: score * read(config))
     assert len(traces) <= 4  # one of them may fail: with the number as an argument
+
+
+def test_caches_of_transformers():
+    """Their methods read fields that the mod does not name."""
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    cache = transformers.DynamicCache()
+    for _ in range(3):
+        cache.update(*torch.randn(2, 1, 2, 3, 4), 0)
+        assert_right(lambda score, b, h, q, kv: score * cache.get_seq_length())
 
 
 UNSEEN = {

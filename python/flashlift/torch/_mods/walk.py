@@ -308,7 +308,7 @@ class Walk:
             for base in kind.__mro__:  # all of them, since super() finds hidden ones
                 members = vars(base)
                 for name in sorted(pending & members.keys()):
-                    self._member(members[name], name, names, parts, named)
+                    self._member(members[name], name, names, parts, named, is_module)
             pending = named - seen
         fields = fields_of(value)
         wanted = frozenset((*seen, "__wrapped__", "forward"))  # the function of functools.lru_cache; that of a module
@@ -323,7 +323,9 @@ class Walk:
         parts.extend((name, self._fixed(fields[name], wanted)) for name in read if name in in_slots)
         return tuple(parts)
 
-    def _member(self, member: Any, name: str, names: frozenset[str], parts: list[Hashable], named: set[str]) -> None:
+    def _member(
+        self, member: Any, name: str, names: frozenset[str], parts: list[Hashable], named: set[str], is_module: bool
+    ) -> None:
         """Visits the class attribute of a name that functions read of an instance, and the names that it uses."""
         member = member.fget if isinstance(member, property) else member
         member = member.func if isinstance(member, functools.cached_property) else member
@@ -335,6 +337,8 @@ class Walk:
         elif not is_of_fields(member):
             parts.append((name, self._fixed(member, names, self._function)))
             named |= names_in(member.__code__)
+        elif not is_module:
+            named.add("__dict__")  # it may read any field
 
 
 # A walk cannot see what a function reads by these names.
