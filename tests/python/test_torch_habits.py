@@ -200,6 +200,12 @@ def test_who_decides_whether_results_are_deterministic(monkeypatch):
         ({"key": None}, "key is NoneType; expected a torch.Tensor"),
         ({"value": torch.eye(16).expand(2, 4, 16, 16).to_sparse()}, "value is torch.sparse_coo; expected a dense"),
         ({"score_mod": 3}, r"score_mod is int; expected a function of \(score, b, h, q_idx, kv_idx\)"),
+        (
+            {"score_mod": torch_mods.causal},
+            r"4 positional arguments but 5 were given; expected a score_mod\(score, b, h, q_idx, kv_idx\), and a "
+            r"function of \(b, h, q_idx, kv_idx\) as mask_mod",
+        ),
+        ({"mask_mod": lambda q, kv: q >= kv}, r"4 were given; expected a mask_mod\(b, h, q_idx, kv_idx\)"),
         ({"scale": "x"}, "scale is 'x'; expected a number, or None"),
         ({"query": torch.ones(4, 20, 16)}, r"must be 4D tensors .* got query \[4, 20, 16\], key \[2, 4, 20, 16\]"),
         ({"sinks": [0.0] * 4}, r"sinks is list; expected a torch.Tensor of shape \[4\]"),

@@ -13,6 +13,7 @@ from torch.nn.attention.flex_attention import AuxRequest, BlockMask, FlexKernelO
 
 from flashlift.torch._internals import warn_once
 from flashlift.torch._run.kernels import DEVICES, DTYPES
+from flashlift.torch._trace import ARGUMENTS
 
 _BACKENDS = ("AUTO", "TRITON", "FLASH", "TRITON_DECODE")
 _INTERNAL = ("OUTPUT_LOGSUMEXP", "OUTPUT_MAX")
@@ -96,12 +97,9 @@ def check_tensors(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, e
 
 
 def check_mods(score_mod: Any, mask_mod: Any) -> None:
-    for name, mod, arguments in (
-        ("score_mod", score_mod, "score, b, h, q_idx, kv_idx"),
-        ("mask_mod", mask_mod, "b, h, q_idx, kv_idx"),
-    ):
+    for name, mod in (("score_mod", score_mod), ("mask_mod", mask_mod)):
         if mod is not None and not callable(mod):
-            raise TypeError(f"{name} is {type(mod).__name__}; expected a function of ({arguments})")
+            raise TypeError(f"{name} is {type(mod).__name__}; expected a function of ({ARGUMENTS[name]})")
 
 
 def check_batch(query: torch.Tensor, key: torch.Tensor, block_mask: BlockMask | None, has_mask_mod: bool) -> None:

@@ -11,6 +11,7 @@ make_fx would give the same operations as a graph, but not the Python line of ea
 """
 
 import contextlib
+import inspect
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -28,6 +29,7 @@ from flashlift.torch._trace.transforms import Unwrapped
 from flashlift.torch._trace.values import Value
 
 INPUTS = {"score_mod": ("score", "b", "h", "q", "kv"), "mask_mod": ("b", "h", "q", "kv")}
+ARGUMENTS = {"score_mod": "score, b, h, q_idx, kv_idx", "mask_mod": "b, h, q_idx, kv_idx"}
 
 
 def trace(
@@ -64,6 +66,13 @@ def trace(
         with dispatch, ModFunctions(recording, unwrapped, dispatch):
             try:
                 result = mod(*scalars, *extra)
+            except TypeError as error:
+                if _takes(mod, (*scalars, *extra)):
+                    raise
+                other = "mask_mod" if kind == "score_mod" else "score_mod"
+                raise TypeError(
+                    f"{error}; expected a {kind}({ARGUMENTS[kind]}), and a function of ({ARGUMENTS[other]}) as {other}"
+                ) from error
             except NotImplementedError as error:
                 if "HigherOrderOperator" not in str(error):
                     raise
@@ -85,6 +94,19 @@ def trace(
         list(recording.read_at),
         recording.numbers_read_at,
     )
+
+
+def _takes(mod: Callable, arguments: tuple) -> bool:
+    """Whether a mod can be called with these arguments, as far as this is known."""
+    try:
+        signature = inspect.signature(mod)
+    except (TypeError, ValueError):  # of a function of C
+        return True
+    try:
+        signature.bind(*arguments)
+    except TypeError:
+        return False
+    return True
 
 
 @contextlib.contextmanager
