@@ -21,6 +21,7 @@ __all__ = [
     "COMPOSITE",
     "DLPACK_EXCHANGE",
     "LIBRARY",
+    "LIMITS_HAVE_GRADIENTS",
     "MASK_MOD_WRAPPER",
     "RecordFunction",
     "TorchDispatchMode",
@@ -93,6 +94,9 @@ unsafe_index = torch.ops.aten._unsafe_index
 
 # The wrapper that some versions of PyTorch put around the mask_mod of a BlockMask.
 MASK_MOD_WRAPPER: Any = getattr(_flex_attention, "_MaskModWrapper", None)
+# Before 2.14, a value that is equal to a limit of clamp, or to the other argument of fmax and fmin, has the whole
+# gradient. Since then it has none if the limit is a number, and shares it with a limit that is a tensor.
+LIMITS_HAVE_GRADIENTS = VERSION >= (2, 14)
 # BlockMask.__getitem__ does not keep the mask_mod and puts this in its place. PyTorch 2.9 silently uses a mask_mod that
 # keeps everything instead.
 sliced_mask_mod_error: Any = _flex_attention._sliced_mask_mod_error if VERSION >= (2, 10) else None

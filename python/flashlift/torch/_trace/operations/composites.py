@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flashlift.torch._internals import LIMITS_HAVE_GRADIENTS
 from flashlift.torch._trace.operations.reductions import check_count
 
 Dims = int | Sequence[int] | None
@@ -160,7 +161,9 @@ def _copysign(x: Tensor, y: Tensor | float) -> Tensor:
     return torch.where(torch.signbit(y), -size, size)
 
 
-def _without_nan(exceeds: Callable[..., Tensor]) -> Callable[..., Tensor]:
+def _without_nan(of_two: Callable[..., Tensor], exceeds: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    if LIMITS_HAVE_GRADIENTS:
+        return lambda x, y: torch.where(torch.isnan(y), x, torch.where(torch.isnan(x), y, of_two(x, y)))
     return lambda x, y: torch.where(exceeds(x, y) | torch.isnan(y), x, y)  # equal ones give the gradient to the first
 
 
@@ -299,8 +302,8 @@ COMPOSITES: dict[str, Callable] = {
     "aten::lerp": _lerp,
     "aten::hypot": lambda x, y: (x * x + y * y).sqrt(),
     "aten::copysign": _copysign,
-    "aten::fmax": _without_nan(torch.ge),
-    "aten::fmin": _without_nan(torch.le),
+    "aten::fmax": _without_nan(torch.maximum, torch.ge),
+    "aten::fmin": _without_nan(torch.minimum, torch.le),
     "aten::linalg_vector_norm": _vector_norm,
     "aten::_softmax": _softmax,
     "aten::_log_softmax": _log_softmax,

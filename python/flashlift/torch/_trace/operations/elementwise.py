@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from flashlift.torch._internals import tree_map_only
+from flashlift.torch._internals import LIMITS_HAVE_GRADIENTS, tree_map_only
 from flashlift.torch._program import Builder, Node, type_of
 from flashlift.torch._trace.lines import TraceError, where
 from flashlift.torch._trace.operations.arithmetic import BINARY, COMPARISONS, PREDICATES, UNARY, limited
@@ -97,14 +97,16 @@ def _clamp(recording: Recording, func: Any, args: tuple, kwargs: dict) -> torch.
     given = arguments_of(func, args, kwargs)
     inferred = infer(func, *_widened(args, kwargs))
     defaults = _DEFAULT_LIMITS.get(name_of(func), (None, None))
-    passes = name_of(func) not in _DEFAULT_LIMITS  # torch's clamp has a gradient at its limits, its hardtanh has none
+    # torch's hardtanh has no gradient at its limits, its clamp has one, or once had.
+    passes = name_of(func) not in _DEFAULT_LIMITS and not LIMITS_HAVE_GRADIENTS
     low, high = given.get("min", given.get("min_val", defaults[0])), given.get("max", given.get("max_val", defaults[1]))
     limits = [(op, one) for op, one in (("max", low), ("min", high)) if one is not None]
     operands = [operand(recording, one, inferred.dtype) for one in (args[0], *(one for _, one in limits))]
 
     def compute(builder: Builder, x: Node, *bounds: Node) -> Node:
-        for (op, _), bound in zip(limits, bounds, strict=True):
-            x = limited(builder, op, x, bound, passes=passes)
+        for (op, limit), bound in zip(limits, bounds, strict=True):
+            is_shared = LIMITS_HAVE_GRADIENTS and isinstance(limit, torch.Tensor)
+            x = builder.emit(op, x, bound) if is_shared else limited(builder, op, x, bound, passes=passes)
         return x
 
     return by_element(recording, inferred, operands, compute, inferred.dtype)
