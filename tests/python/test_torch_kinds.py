@@ -111,6 +111,14 @@ def test_keys_of_another_type(query_type, key_type):
     assert torch.equal(compiled()(q, k, v), out)
 
 
+def test_other_numbers_of_sinks_in_graphs():
+    attend = compiled(lambda q, k, v, sinks: flex_attention(q, k, v, sinks=sinks), dynamic=True)
+    q, k, v = random(3, 1, 4, 20, 16)
+    for count in (3, 1, 5):
+        sinks = random(4, count)
+        close(attend(q, k, v, sinks), flex_attention(q, k, v, sinks=sinks))
+
+
 def test_misuse_in_compiled_graphs():
     q, k, v = random(3, 1, 2, 64, 16)
     rows = create_block_mask(torch_mods.causal, 1, 1, 256, 256, device="cpu")[:, :, 0]

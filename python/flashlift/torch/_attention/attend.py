@@ -34,7 +34,7 @@ def attend(
             raise RuntimeError(f"a mod captures a tensor on {one.device}, the query is on {query.device}")
     if sinks is not None:
         sinks = (sinks if sinks.dim() == 2 else sinks.unsqueeze(1)).to(torch.float32)
-        features.insert(0, f"sinks={sinks.shape[1]}")
+        features.insert(0, f"sinks={int(sinks.shape[1])}")  # Dynamo compiles again for another number
     if not deterministic:
         features.insert(0, "nondeterministic")
     scale = 1.0 / math.sqrt(query.size(-1)) if scale is None else float(scale)
