@@ -5,6 +5,7 @@
 #include <cstdlib>
 
 #include "support/error.h"
+#include "support/private_folder.h"
 #include "support/tuning_policies.h"
 
 namespace flashlift {
@@ -17,7 +18,7 @@ constexpr EnvironmentEntry kTable[] = {
      "CPU implementation to begin with, in the order amx, avx512_bf16, avx512, avx2, portable"},
     {EnvironmentVariable::kThreads, "FLASHLIFT_THREADS", "threads of the CPU backend's own pool (default: all cores)"},
     {EnvironmentVariable::kCacheDir, "FLASHLIFT_CACHE_DIR",
-     "folder of the caches, nobody else's (default: ~/.cache/flashlift)"},
+     "absolute path of the caches' folder, nobody else's (default: ~/.cache/flashlift)"},
     {EnvironmentVariable::kNvrtc, "FLASHLIFT_NVRTC",
      "absolute path of libnvrtc.so (default: where pip, conda, PyTorch or the system put it)"},
     {EnvironmentVariable::kPjrtPlugin, "FLASHLIFT_PJRT_PLUGIN",
@@ -66,6 +67,9 @@ Status check_environment() {
   const auto policy = environment_value(EnvironmentVariable::kTuning);
   if (policy && !tuning_policy_of(*policy)) {
     return invalid_argument("FLASHLIFT_TUNING is '{}', expected off, read or write", *policy);
+  }
+  if (environment_value(EnvironmentVariable::kCacheDir)) {
+    FLASHLIFT_RETURN_IF_ERROR(cache_folder());
   }
   return {};
 }

@@ -35,8 +35,9 @@ inline constexpr int kMostThreads = 4096;
 // FLASHLIFT_THREADS; nothing if it is unset, or not a number from 1 to kMostThreads.
 std::optional<int> wanted_thread_count();
 
-// Fails if a variable of the table has an invalid value. Variables that name files and instruction sets are checked
-// when they are used.
+// Fails if a variable of the table has an invalid value. Variables that name libraries, reports and instruction sets
+// are checked when they are used. A relative FLASHLIFT_CACHE_DIR fails here, because a compilation that finds no tuning
+// database takes the problem as untuned.
 Status check_environment();
 
 }  // namespace flashlift

@@ -457,6 +457,9 @@ def test_configurations_as_ejkernel_writes_them(tmp_path, monkeypatch):
     fj.PersistentCache("flash_attention").put(*key, named)
     assert fj.PersistentCache("another name", tmp_path / "flash_attention.json").get(*key) == named
     assert fj.PersistentCache(str(tmp_path / "flash_attention.json")).get(*key) == named
+    monkeypatch.setenv("FLASHLIFT_CACHE_DIR", "caches")
+    with pytest.raises(ValueError, match="FLASHLIFT_CACHE_DIR is caches; expected an absolute path"):
+        fj.PersistentCache("flash_attention")
 
 
 def test_policies_of_tuners():

@@ -29,6 +29,13 @@ TEST(Environment, RefusesWhatAVariableCannotBe) {
   for (const char* value : {"", "debug", "info", "warning", "error", "off"}) {
     EXPECT_EQ(refusal("FLASHLIFT_LOG", value), "") << value;
   }
+  for (const char* value : {"caches", "./caches", "~/caches"}) {
+    EXPECT_EQ(refusal("FLASHLIFT_CACHE_DIR", value),
+              "FLASHLIFT_CACHE_DIR is " + std::string(value) + "; expected an absolute path");
+  }
+  for (const char* value : {"", "/nowhere/caches"}) {
+    EXPECT_EQ(refusal("FLASHLIFT_CACHE_DIR", value), "") << value;
+  }
 }
 
 }  // namespace

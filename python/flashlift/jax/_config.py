@@ -169,9 +169,13 @@ class PersistentCache:
 
 
 def _caches_folder() -> Path:
+    """As cache_folder() in src/support/private_folder.cpp."""
     if folder := os.environ.get("FLASHLIFT_CACHE_DIR"):
+        if not os.path.isabs(folder):
+            raise InvalidArgumentError(f"FLASHLIFT_CACHE_DIR is {folder}; expected an absolute path")
         return Path(folder)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "flashlift"
+    folder = os.environ.get("XDG_CACHE_HOME", "")
+    return (Path(folder) if os.path.isabs(folder) else Path.home() / ".cache") / "flashlift"
 
 
 def _joined(device: str, op_id: str, call_key: str) -> str:
