@@ -112,6 +112,10 @@ Error not_ours(const std::filesystem::path& file) {
 }
 
 Result<std::vector<TunedEntry>> read_all(const std::filesystem::path& file) {
+  // store_tuned() creates the file before SQLite writes into it, and a full disk leaves it so.
+  if (std::error_code unknown; std::filesystem::is_empty(file, unknown)) {
+    return std::vector<TunedEntry>();
+  }
   FLASHLIFT_ASSIGN_OR_RETURN(Connection connection, Connection::open(file, Connection::Access::kRead));
   FLASHLIFT_ASSIGN_OR_RETURN(const int64_t format, format_of(connection));
   if (format != kFormat) {

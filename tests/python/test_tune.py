@@ -149,6 +149,16 @@ def test_a_torn_file_is_a_miss_and_begun_anew(cache, flashlift):
     assert len(json.loads(flashlift("cache", "export").stdout)["flashlift_tuned"]) == 1
 
 
+def test_an_empty_file_has_no_entries(cache, flashlift):
+    """A process creates the file before it writes; on a full disk it cannot."""
+    cache.mkdir(mode=0o700)
+    (cache / "tuning.sqlite3").touch(0o600)
+    assert json.loads(flashlift("cache", "export").stdout) == {"flashlift_tuned": []}
+    assert flashlift("run", SQUARE, env={**os.environ, "FLASHLIFT_LOG": "warning"}).stderr == ""
+    assert flashlift("cache", "clear").stdout.startswith("0 ")
+    assert package.tune(SQUARE, seconds=0).stored
+
+
 def test_other_versions_are_misses(cache, remember, flashlift):
     remember(SQUARE, kv_tile=64)
     with sqlite3.connect(cache / "tuning.sqlite3") as database:
