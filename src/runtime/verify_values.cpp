@@ -1,7 +1,6 @@
 #include "runtime/verify_values.h"
 
 #include <algorithm>
-#include <limits>
 #include <type_traits>
 
 #include "problem/bound_problem.h"
@@ -47,28 +46,6 @@ Status verify_counts(const Capture& capture, const TensorView& counts, int64_t k
   return {};
 }
 
-// Whether a query of batch b and one of the first `heads` heads sees a key of a page, by the programs themselves: for
-// pages that intervals leave undecided.
-bool reads_page(const Problem& problem, const AttentionArguments& arguments, int64_t b, int64_t heads, int64_t page) {
-  struct Masks : problem::BoundProblem<float> {
-    using BoundProblem::BoundProblem;
-    bool keep(const score::Coordinates& at) {
-      return mask_mod(at) && score_mod(0.0f, at) != -std::numeric_limits<float>::infinity();
-    }
-  };
-  Masks masks(problem, arguments);
-  for (int64_t kv = page * problem.page_size; kv < (page + 1) * problem.page_size; ++kv) {
-    for (int64_t h = 0; h < heads; ++h) {
-      for (int64_t q = 0; q < arguments.q.sizes[2]; ++q) {
-        if (masks.keep(masks.coordinates(b, h, q, kv))) {
-          return true;
-        }
-      }
-    }
-  }
-  return false;
-}
-
 // One row of a page table.
 struct PageRow {
   const int32_t* pages;
@@ -105,6 +82,31 @@ VisitedPages& visited_pages() {
   return visited.get();
 }
 
+// Whether a query of batch b and one of the first `heads` heads sees a key of a page, which intervals over the whole
+// page could not exclude. The mask_mod is run. The score_mod depends on a score that is not known yet: it masks a
+// key if it is -inf for every score, which intervals prove for this key alone.
+bool reads_page(const Problem& problem, const AttentionArguments& arguments, VisitedPages& visited, int64_t b,
+                int64_t heads, int64_t page) {
+  struct Masks : problem::BoundProblem<float> {
+    using BoundProblem::BoundProblem;
+    using BoundProblem::mask_mod;
+  };
+  Masks masks(problem, arguments);
+  for (int64_t kv = page * problem.page_size; kv < (page + 1) * problem.page_size; ++kv) {
+    for (int64_t h = 0; h < heads; ++h) {
+      for (int64_t q = 0; q < arguments.q.sizes[2]; ++q) {
+        const visits::TileBox key{
+            .b = b, .h_begin = h, .h_end = h + 1, .q_begin = q, .q_end = q + 1, .kv_begin = kv, .kv_end = kv + 1};
+        if (masks.mask_mod(masks.coordinates(b, h, q, kv)) &&
+            visited.visits.classify(key, visited.row.scratch) != visits::TileKind::kSkipped) {
+          return true;
+        }
+      }
+    }
+  }
+  return false;
+}
+
 Status verify_pages(const Problem& problem, const AttentionArguments& arguments) {
   const TensorView& table = *arguments.page_table;
   const int64_t q_len = arguments.q.sizes[2];
@@ -127,7 +129,7 @@ Status verify_pages(const Problem& problem, const AttentionArguments& arguments)
     visited->visits.row(b, 0, problem.q_heads, 0, q_len, problem.page_size, visited->row);
     for (const visits::TileRun& run : visited->row.runs) {
       for (int64_t i = run.begin; i < run.end; ++i) {
-        if (row.is_missing(i) && (run.kind == visits::TileKind::kFull || reads_page(problem, arguments, b, heads, i))) {
+        if (row.is_missing(i) && reads_page(problem, arguments, *visited, b, heads, i)) {
           return invalid_argument(
               "page_table: entry [{}, {}] is {}; expected 0 to {}, since its keys are not masked; key_lengths in the "
               "problem masks the keys behind a sequence's end",

@@ -328,6 +328,9 @@ def test_pages_are_read_through_the_table():
         paged(q, k_pages, v_pages, captures=[length])
 
 
+POSITIVE = "score_mod() { %0 = gt score, 0.0; %1 = select %0, score, -inf; return %1 }"
+
+
 @pytest.mark.parametrize(
     ("words", "captures", "table", "wrong"),
     [
@@ -342,6 +345,9 @@ def test_pages_are_read_through_the_table():
         ("mask_mod(m: bool[4,48]) { %0 = load m[h, kv]; return %0 }", "by_head", [[-1, 1, -1], [5, 4, 5]], None),
         ("mask_mod(m: bool[4,48]) { %0 = load m[h, kv]; return %0 }", "by_head", [[0, -1, 2], [1, 4, 5]], r"\[0, 1\]"),
         ("score_mod(m: f32[48]) { %0 = load m[kv]; return %0 }", "by_score", [[0, -1, -1], [1, 5, 5]], None),
+        # A score of 0 would be masked, but others are not.
+        (f"key_lengths {POSITIVE}", {"key_lengths": np.int32([17, 33])}, [[0, -1, 99], [4, 4, 0]], r"\[0, 1\] is -1"),
+        (f"key_lengths {POSITIVE}", {"key_lengths": np.int32([16, 33])}, [[0, -1, 99], [4, 4, 0]], None),
     ],
     ids=str,
 )
