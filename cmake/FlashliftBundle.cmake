@@ -1,16 +1,16 @@
-# The bundle: one shared library that holds everything, LLVM and MLIR within, and shows nothing but the interfaces. The
-# other libraries, which programs and frameworks know by name, are empty, and lead to it. So a process has one copy of
-# LLVM of ours, whose names meet nobody else's.
+# The bundle: one shared library with everything, including LLVM and MLIR, that exports only the interfaces. The other
+# libraries, which programs and frameworks load by their names, are empty and link to it. So a process has Flashlift's LLVM
+# once, and its symbols do not clash with those of another LLVM.
 flashlift_shared_library(flashlift flashlift ${folders})
 target_sources(flashlift_shared_flashlift PRIVATE packaging/arc4random.cpp)
-# Not to be unloaded, because an XLA runtime would be left with handlers that are gone.
+# dlclose() must not unload it, because an XLA runtime would still have pointers to its handlers.
 target_link_options(flashlift_shared_flashlift PRIVATE
   -Wl,--exclude-libs,ALL -Wl,--gc-sections -Wl,--as-needed -Wl,-z,nodelete
   -Wl,--version-script=${PROJECT_SOURCE_DIR}/packaging/libflashlift.map $<$<CONFIG:Release>:-Wl,-s>)
 set_target_properties(flashlift_shared_flashlift PROPERTIES VERSION ${PROJECT_VERSION_MAJOR}
   LINK_DEPENDS ${PROJECT_SOURCE_DIR}/packaging/libflashlift.map)
 
-# flashlift_leads_to_bundle(TARGET): a library without content of its own, through which dlsym finds the bundle's.
+# flashlift_leads_to_bundle(TARGET): an empty library that links to the bundle, so that dlsym finds the bundle's symbols.
 function(flashlift_leads_to_bundle target)
   add_library(${target} MODULE packaging/empty.cpp)
   target_link_libraries(${target} PRIVATE flashlift_shared_flashlift)
@@ -31,11 +31,11 @@ endif()
 if(FLASHLIFT_CPU)
   install(FILES ${PROJECT_BINARY_DIR}/bundled/libflashlift_tbb.so.12 DESTINATION ${CMAKE_INSTALL_LIBDIR})
 endif()
-# flashlift.h includes DLPack's header, of which a system may have another copy, or none.
+# flashlift.h includes DLPack's header; a system may have another version of it, or none.
 install(FILES ${FLASHLIFT_DLPACK_INCLUDE}/dlpack/dlpack.h
   DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/flashlift-dependencies/dlpack)
 
-# What `-lflashlift` finds.
+# `-lflashlift` finds this linker script.
 file(WRITE ${PROJECT_BINARY_DIR}/bundled/libflashlift.so "INPUT(libflashlift.so.${PROJECT_VERSION_MAJOR})\n")
 install(FILES ${PROJECT_BINARY_DIR}/bundled/libflashlift.so DESTINATION ${CMAKE_INSTALL_LIBDIR})
 

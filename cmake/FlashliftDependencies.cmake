@@ -1,5 +1,4 @@
-# Everything that is not the project's own, found in one place. Something missing is an error that says what to install,
-# never a part left out silently.
+# Finds all dependencies. A missing one is an error that says what to install; no part is left out silently.
 
 set(CMAKE_FIND_PACKAGE_TARGETS_GLOBAL ON)
 
@@ -27,8 +26,8 @@ if(NOT FLASHLIFT_XXHASH_LIBRARY OR NOT FLASHLIFT_XXHASH_INCLUDE)
   message(FATAL_ERROR "Flashlift needs xxhash, which was not found. On Debian 12: apt-get install libxxhash-dev")
 endif()
 
-# flashlift_static_libraries(TARGET PATTERN LIBRARIES...): links the archives of imported targets, and of those that they
-# need by names that match the pattern. Not by the targets themselves: MLIR's name the shared LLVM as what they need.
+# flashlift_static_libraries(TARGET PATTERN LIBRARIES...): links the archives of imported targets, and of those of their
+# dependencies whose names match the pattern. It does not link the targets themselves: MLIR's depend on the shared LLVM.
 function(flashlift_static_libraries target pattern)
   set(open ${ARGN})
   set(found "")
@@ -50,8 +49,8 @@ function(flashlift_static_libraries target pattern)
 endfunction()
 
 # LLVM and MLIR, with their headers as system headers: `flashlift_llvm` for src/cpu/jit and `flashlift_mlir` for
-# src/stablehlo. The shared ones, because a static LLVM adds tens of megabytes to each program and a minute to its
-# linking; the static ones for the one library of a bundle, of which users then need nothing else.
+# src/stablehlo. Shared libraries, because a static LLVM adds tens of megabytes to each program and a minute to its
+# linking; static ones in a bundle, so that its users need no other library.
 set(FLASHLIFT_LLVM_ROOT /usr/lib/llvm-22 CACHE PATH "where LLVM 22 and MLIR 22 are installed")
 if((FLASHLIFT_CPU AND FLASHLIFT_JIT) OR FLASHLIFT_STABLEHLO)
   # LLVMConfig.cmake looks for the libraries that LLVM was built with, and fails where their headers are missing.
@@ -93,7 +92,7 @@ endif()
 if(FLASHLIFT_CPU)
   flashlift_find(TBB libtbb-dev)
   if(FLASHLIFT_BUNDLE)
-    # A copy under a name of its own: a process may hold another oneTBB, older than ours.
+    # A copy with a name of its own, because a process may have loaded an older oneTBB.
     find_program(FLASHLIFT_PATCHELF patchelf REQUIRED)
     set(bundled_tbb ${PROJECT_BINARY_DIR}/bundled/libflashlift_tbb.so.12)
     get_target_property(system_tbb TBB::tbb IMPORTED_LOCATION_RELEASE)
@@ -126,7 +125,7 @@ if(NOT FLASHLIFT_DLPACK_INCLUDE)
   message(FATAL_ERROR "Flashlift needs dlpack, which was not found. On Debian 12: apt-get install libdlpack-dev")
 endif()
 
-# jaxlib carries XLA's FFI headers; any other copy of them will do.
+# jaxlib contains XLA's FFI headers; any other copy of them works, too.
 if(FLASHLIFT_XLA)
   set(FLASHLIFT_XLA_INCLUDE_DIR "" CACHE PATH "folder that holds xla/ffi/api/ffi.h; empty means jaxlib's")
   set(xla_include "${FLASHLIFT_XLA_INCLUDE_DIR}")

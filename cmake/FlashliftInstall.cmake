@@ -1,15 +1,15 @@
-# What `cmake --install` lays down: two shared libraries, their headers, the command line, and a CMake package.
+# `cmake --install` installs two shared libraries, their headers, the command line, and a CMake package.
 #
 #   find_package(flashlift)                        flashlift::flashlift
-#   find_package(flashlift COMPONENTS stablehlo)   flashlift::stablehlo, in a library of its own: it brings MLIR in
+#   find_package(flashlift COMPONENTS stablehlo)   flashlift::stablehlo, in a library of its own, because it needs MLIR
 include(CMakePackageConfigHelpers)
 include(GNUInstallDirs)
 
 set(package_folder ${CMAKE_INSTALL_LIBDIR}/cmake/flashlift)
 
 # flashlift_shared_library(EXPORT_NAME OUTPUT_NAME FOLDERS...): one shared library from the objects of source folders.
-# From objects, because a linker takes from a static library only what something refers to, and nothing refers to an
-# interface that waits for its users.
+# From objects, because a linker takes from a static library only what is referenced, and nothing references the
+# interface's functions.
 function(flashlift_shared_library export_name output_name)
   set(target flashlift_shared_${export_name})
   add_library(${target} SHARED)

@@ -1,5 +1,5 @@
-# Machine code in a folder beside the library: what plain and causal attention run on GPUs. Compiled without a GPU, by the
-# command line that was built.
+# Puts machine code for plain and causal attention on GPUs into a folder beside the library. The build's command line
+# compiles it, without a GPU.
 if(NOT FLASHLIFT_CUDA OR NOT FLASHLIFT_CLI)
   message(FATAL_ERROR "FLASHLIFT_KERNELS needs FLASHLIFT_CUDA and FLASHLIFT_CLI")
 endif()

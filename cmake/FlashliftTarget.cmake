@@ -12,11 +12,11 @@ endfunction()
 function(flashlift_warnings target)
   target_compile_options(${target} PRIVATE -Wall -Wextra -Wshadow -Wnon-virtual-dtor -Wswitch -Werror)
   if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
-    # False positives of g++ 12: on std::string's operator+ (GCC bug 105651) and on std::optional (80635). The third
-    # would want every member named in a designated initializer, which is what defaults are there to spare.
+    # The first two have false positives in g++ 12: for std::string's operator+ (GCC bug 105651) and std::optional (80635).
+    # The third warns of designated initializers that leave out members, which then have their defaults.
     target_compile_options(${target} PRIVATE -Wno-restrict -Wno-maybe-uninitialized -Wno-missing-field-initializers)
   else()
-    # clang knows the third of these by another name, and blames us for what libstdc++ 12 does inside std::stable_sort.
+    # In clang, the third has another name, and std::stable_sort of libstdc++ 12 calls a deprecated function.
     target_compile_options(${target} PRIVATE -Wno-missing-designated-field-initializers -Wno-deprecated-declarations)
   endif()
 endfunction()

@@ -1,8 +1,8 @@
-# What the compiler and the linker are told, beyond the language standard.
+# The options of the compiler and the linker, other than the language standard and warnings.
 
 set(FLASHLIFT_SANITIZE "" CACHE STRING "sanitizers for everything, as in -fsanitize=: address,undefined")
 
-# Warnings are errors and nobody waits for a linker or compiles a file twice: lld and ccache are used where present.
+# lld and ccache are used if they are installed, because they save much of a build's time.
 find_program(FLASHLIFT_CCACHE ccache)
 if(FLASHLIFT_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
   set(CMAKE_CXX_COMPILER_LAUNCHER ${FLASHLIFT_CCACHE})
@@ -15,9 +15,9 @@ if(FLASHLIFT_LLD)
   add_link_options(-fuse-ld=lld -B${lld_folder})
 endif()
 
-# Files are linked with the RUNPATH that they are installed with: the folders outside the project that they link to. A
-# build RUNPATH is padded with colons, for an installation to overwrite it in place, and the loader takes an empty entry
-# for the current folder. The Python package copies files as they are built, so it would carry that along.
+# Files are linked with the RUNPATH that they are installed with: the folders outside the project that they link to.
+# Otherwise CMake pads the RUNPATH of a build with colons, so that an installation can overwrite it in place, and the
+# loader reads an empty entry as the current folder. The Python package would contain that, as it copies files as built.
 set(CMAKE_BUILD_WITH_INSTALL_RPATH ON)
 set(CMAKE_INSTALL_RPATH_USE_LINK_PATH ON)
 if(FLASHLIFT_BUNDLE)
@@ -26,7 +26,7 @@ if(FLASHLIFT_BUNDLE)
 endif()
 
 if(FLASHLIFT_FUZZERS)
-  add_compile_options(-fsanitize=fuzzer-no-link)  # coverage, for every library that a fuzzer looks into
+  add_compile_options(-fsanitize=fuzzer-no-link)  # coverage of every library that is fuzzed
 endif()
 
 if(FLASHLIFT_SANITIZE)

@@ -1,6 +1,6 @@
-# Compiles what plain and causal attention of the usual depths run on GPUs into a folder that the library finds beside
-# itself (packaged_cubin): cmake -DCLI=... -DNVRTC=... -DARCHITECTURES=80,90 -DFOLDER=... -P PackageKernels.cmake
-# Batches, heads and key lengths share kernels, so any will do; of the query's lengths there is one for each class.
+# Compiles the GPU kernels of plain and causal attention of the usual depths into a folder beside the library, where
+# packaged_cubin() finds them: cmake -DCLI=... -DNVRTC=... -DARCHITECTURES=80,90 -DFOLDER=... -P PackageKernels.cmake
+# Kernels do not depend on batch, heads and number of keys. There is one number of queries for each class of lengths.
 file(REMOVE_RECURSE ${FOLDER})
 set(run ${CMAKE_COMMAND} -E env FLASHLIFT_CACHE_DIR=${FOLDER} FLASHLIFT_NVRTC=${NVRTC} ${CLI})
 foreach(dtype bf16 f16)
@@ -10,7 +10,7 @@ foreach(dtype bf16 f16)
       COMMAND ${run} compile "${plain}" "${plain} causal" "${plain} lse" "${plain} causal lse"
         --architecture ${ARCHITECTURES} --q-len 1,1024,2048,4096,8192 --json
       OUTPUT_QUIET COMMAND_ERROR_IS_FATAL ANY)
-    # As PyTorch and JAX train.
+    # With the words that the front ends of PyTorch and JAX add for training.
     set(jax "lse out=f32 d_out=inputs")
     execute_process(
       COMMAND ${run} compile "${plain} lse residual" "${plain} causal lse residual" "${plain} ${jax}"

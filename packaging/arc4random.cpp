@@ -1,12 +1,12 @@
-// LLVM's archives, built with glibc 2.36, ask for arc4random, which that version was the first to have. Answered here,
-// the library runs with older ones.
+// LLVM's archives were built with glibc 2.36 and call arc4random, which is new in that version. With this definition,
+// the library also runs with older ones.
 #include <sys/random.h>
 
 #include <cstdint>
 
 extern "C" uint32_t arc4random() {
   uint32_t number = 0;
-  while (getrandom(&number, sizeof number, 0) != sizeof number) {  // a signal came first
+  while (getrandom(&number, sizeof number, 0) != sizeof number) {  // a signal interrupted it
   }
   return number;
 }

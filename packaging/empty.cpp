@@ -1,1 +1,1 @@
-// Of libraries that only lead to libflashlift.so.
+// The source of libraries that only link to libflashlift.so.

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Builds and runs under AddressSanitizer and UBSan the tests of the parts that a change touches. What takes longer than
-# SECONDS is given up, and said so; `make asan` runs everything.
+# Builds and runs under AddressSanitizer and UBSan the tests of the parts that a change touches. After SECONDS it stops, and
+# prints that it did; `make asan` runs everything.
 #   scripts/asan_changed.sh BUILD SECONDS
 set -euo pipefail
 cd "$(dirname "$0")/.."

@@ -34,7 +34,7 @@ for program in "$build"/bin/*_fuzzer; do
   mkdir -p "$corpus"
   options=(-max_total_time="$seconds" -timeout=20 -rss_limit_mb=4096 -max_len=8192 -artifact_prefix="$corpus-")
   [[ ! -e "tests/fuzz/$name.dict" ]] || options+=(-dict="tests/fuzz/$name.dict")
-  # A finding in LLVM's shared library is not ours to see: it is built without the sanitizers.
+  # The sanitizers check nothing in LLVM's shared library, which is built without them.
   "$program" "${options[@]}" "$corpus" "tests/fuzz/seeds/$name" >"$corpus.log" 2>&1 &
   watch "$name" "$corpus.log" "$!"
   count=$((count + 1))
