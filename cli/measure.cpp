@@ -5,6 +5,7 @@
 #include <optional>
 #include <vector>
 
+#include "problem/bound_problem.h"
 #include "score/interpret.h"
 #include "support/error.h"
 #include "visits/visits.h"
@@ -38,14 +39,9 @@ double kept_fraction(const Problem& problem, const std::vector<TensorView>& capt
     return 1;
   }
   std::vector<TensorView> of_mask;
-  if (problem.mask_mod) {
-    for (const Capture& capture : problem.mask_mod->captures) {
-      const auto found = std::ranges::find(problem.captures, capture.name, &Capture::name);
-      of_mask.push_back(captures[static_cast<size_t>(found - problem.captures.begin())]);
-    }
-  }
   std::optional<score::Interpreter> mask;
   if (problem.mask_mod) {
+    of_mask = problem::views_of(*problem.mask_mod, problem, captures);
     mask.emplace(*problem.mask_mod, of_mask);
   }
   const int64_t batches = visits.depends_on_b() ? problem.batch : 1;
