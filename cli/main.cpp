@@ -182,6 +182,26 @@ std::string unquoted_problem(int argc, char** argv) {
   return "";
 }
 
+// `flashlift help run`, a form that other programs have, becomes `flashlift run --help`.
+std::vector<char*> with_help_behind(const CLI::App& app, std::vector<char*> arguments) {
+  static char help[] = "--help";
+  if (arguments[1] != std::string_view("help")) {
+    return arguments;
+  }
+  while (arguments.size() > 1 && arguments[1] == std::string_view("help")) {
+    arguments.erase(arguments.begin() + 1);
+  }
+  const CLI::App* asked = &app;
+  for (size_t i = 1; i < arguments.size() && asked != nullptr; ++i) {
+    const auto inner = asked->get_subcommands([&](const CLI::App* one) { return one->get_name() == arguments[i]; });
+    asked = inner.empty() ? nullptr : inner.front();
+  }
+  if (asked != nullptr) {  // an unknown name gets a message of its own
+    arguments.push_back(help);
+  }
+  return arguments;
+}
+
 int parse_and_run(int argc, char** argv) {
   CLI::App app("Finds attention, compiles it and runs it fused.", "flashlift");
   app.set_version_flag("-V,--version", version());
@@ -204,22 +224,7 @@ int parse_and_run(int argc, char** argv) {
     fmt::print(stderr, "error: a subcommand is missing\n\n{}", app.help());
     return kBadInput;
   }
-  // `flashlift help run`, a form that other programs have.
-  char help[] = "--help";
-  std::vector<char*> arguments(argv, argv + argc);
-  if (argv[1] == std::string_view("help")) {
-    while (arguments.size() > 1 && arguments[1] == std::string_view("help")) {
-      arguments.erase(arguments.begin() + 1);
-    }
-    const CLI::App* asked = &app;
-    for (size_t i = 1; i < arguments.size() && asked != nullptr; ++i) {
-      const auto inner = asked->get_subcommands([&](const CLI::App* one) { return one->get_name() == arguments[i]; });
-      asked = inner.empty() ? nullptr : inner.front();
-    }
-    if (asked != nullptr) {  // an unknown name gets a message of its own
-      arguments.push_back(help);
-    }
-  }
+  std::vector<char*> arguments = with_help_behind(app, {argv, argv + argc});
   argc = static_cast<int>(arguments.size());
   argv = arguments.data();
   if (const std::string message = unquoted_problem(argc, argv); !message.empty()) {
