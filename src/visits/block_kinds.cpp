@@ -1,5 +1,6 @@
 #include <algorithm>
-#include <limits>
+#include <new>
+#include <vector>
 
 #include "flashlift/block_mask.h"
 #include "support/error.h"
@@ -12,6 +13,22 @@ namespace {
 constexpr uint8_t kPartial = 1;
 constexpr uint8_t kFull = 2;
 constexpr uint8_t kUnknown = 3;  // for batches and heads that were not read yet
+
+// False if there is no memory: the number of blocks of long sequences may exceed 64 bits.
+bool assign(const std::vector<int64_t>& shape, uint8_t kind, std::vector<uint8_t>& kinds) {
+  int64_t count = 1;
+  for (const int64_t size : shape) {
+    if (__builtin_mul_overflow(count, size, &count)) {
+      return false;
+    }
+  }
+  try {
+    kinds.assign(static_cast<size_t>(count), kind);
+  } catch (const std::bad_alloc&) {
+    return false;
+  }
+  return true;
+}
 
 void merge(uint8_t kind, uint8_t& merged) { merged = merged == kUnknown || merged == kind ? kind : kPartial; }
 
@@ -34,8 +51,11 @@ Result<BlockKinds> block_kinds(const Problem& problem, const std::vector<TensorV
                     .kv_block = kv_block,
                     .shape = {by_batch ? problem.batch : 1, by_head ? problem.q_heads : 1, rows, columns},
                     .kinds = {}};
+  if (!assign(result.shape, problem.batch == 0 ? uint8_t{0} : kUnknown, result.kinds)) {
+    return internal_error("there is no memory for the kinds of {} by {} blocks of {} batches and {} heads", rows,
+                          columns, result.shape[0], result.shape[1]);
+  }
   const int64_t plane = rows * columns;
-  result.kinds.assign(result.shape[0] * result.shape[1] * plane, problem.batch == 0 ? uint8_t{0} : kUnknown);
   std::vector<uint8_t> kinds(columns);
   visits::VisitRow row;
   const int64_t batches = by_batch || visits.depends_on_b() ? problem.batch : std::min<int64_t>(problem.batch, 1);

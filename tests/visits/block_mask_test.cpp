@@ -190,6 +190,11 @@ TEST(BlockMask, FindsTheKindsOfAProgramsBlocks) {
 TEST(BlockMask, RefusesBlocksOfNothing) {
   EXPECT_FALSE(block_kinds(problem_of("attn h1 s60 d8"), {}, 0, 16, false, false).ok());
   EXPECT_FALSE(block_kinds(problem_of("attn h1 s60 d8"), {}, 16, -1, false, false).ok());
+  // 2^64 blocks
+  const auto many = block_kinds(problem_of("attn b1073741824 h1 sq1073741824 skv16 d8 causal"), {}, 1, 1, true, true);
+  ASSERT_FALSE(many.ok());
+  EXPECT_NE(many.error().message.find("1073741824 by 16 blocks of 1073741824 batches"), std::string::npos)
+      << many.error().message;
   EXPECT_FALSE(block_kinds(problem_of("attn h1 s60 d8 key_lengths"), {}, 16, 16, false, false).ok());
 }
 
