@@ -9,6 +9,7 @@
 #include "cli/measure.h"
 #include "cli/output.h"
 #include "cli/problem_options.h"
+#include "support/rounding.h"
 
 namespace flashlift::cli {
 namespace {
@@ -82,8 +83,8 @@ std::optional<int64_t> countable_tile(const Problem& p) {
   constexpr double kMostSteps = 1 << 30;  // takes a few seconds
   const size_t nodes = (p.mask_mod ? p.mask_mod->nodes.size() : 0) + (p.score_mod ? p.score_mod->nodes.size() : 0);
   for (int64_t tile = 128;; tile *= 2) {
-    const int64_t rows = (p.q_len + tile - 1) / tile;
-    const int64_t columns = (p.kv_len + tile - 1) / tile;
+    const int64_t rows = divide_up(p.q_len, tile);
+    const int64_t columns = divide_up(p.kv_len, tile);
     const double planes = static_cast<double>(p.batch) * static_cast<double>(p.q_heads);
     if (planes * static_cast<double>(rows) * static_cast<double>(columns) * static_cast<double>(1 + nodes) <=
         kMostSteps) {

@@ -11,6 +11,7 @@
 #include "problem/bound_problem.h"
 #include "score/interpret.h"
 #include "support/error.h"
+#include "support/rounding.h"
 #include "visits/visits.h"
 
 namespace flashlift::cli {
@@ -147,8 +148,8 @@ struct DrawnTiles {
 
 Result<DrawnTiles> draw_tiles(const Problem& problem, const std::vector<TensorView>& captures,
                               const PictureOptions& options, const Panel& panel) {
-  const int64_t rows = (problem.q_len + options.q_tile - 1) / options.q_tile;
-  const int64_t columns = (problem.kv_len + options.kv_tile - 1) / options.kv_tile;
+  const int64_t rows = divide_up(problem.q_len, options.q_tile);
+  const int64_t columns = divide_up(problem.kv_len, options.kv_tile);
   if (rows > kMostTiles / columns) {
     return invalid_argument("{} by {} tiles are more than a picture can show; give a larger --q-tile and --kv-tile",
                             rows, columns);

@@ -17,6 +17,7 @@
 #include "support/error.h"
 #include "support/lazy.h"
 #include "support/per_thread.h"
+#include "support/rounding.h"
 #include "support/version.h"
 
 struct FlashliftAttention {
@@ -318,11 +319,10 @@ Status write_block_kinds(const char* problem_text, const DLTensor* const* given,
   if (q_block < 1 || kv_block < 1) {
     return invalid_argument("blocks have at least one query and one key, got {} and {}", q_block, kv_block);
   }
-  const auto blocks = [](int64_t length, int64_t block) { return length / block + (length % block == 0 ? 0 : 1); };
   const bool by_batch = view.rank == 4 && view.sizes[0] != 1;
   const bool by_head = view.rank == 4 && view.sizes[1] != 1;
   const std::vector<int64_t> shape = {by_batch ? problem.batch : 1, by_head ? problem.q_heads : 1,
-                                      blocks(problem.q_len, q_block), blocks(problem.kv_len, kv_block)};
+                                      divide_up(problem.q_len, q_block), divide_up(problem.kv_len, kv_block)};
   FLASHLIFT_RETURN_IF_ERROR(
       problem::verify_output({.name = "kinds", .view = view, .dtype = DType::kU8, .shape = shape}));
   if (!is_dense(view)) {

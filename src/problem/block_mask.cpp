@@ -9,6 +9,7 @@
 #include "score/compose.h"
 #include "score/simplify.h"
 #include "support/error.h"
+#include "support/rounding.h"
 
 namespace flashlift {
 namespace {
@@ -58,9 +59,6 @@ Status mark(const char* name, const TensorView& counts, const TensorView& indice
   return {};
 }
 
-// Avoids the overflow of length + block.
-int64_t blocks(int64_t length, int64_t block) { return length / block + (length % block == 0 ? 0 : 1); }
-
 Status verify_blocks(int64_t q_block, int64_t kv_block) {
   if (q_block < 1 || kv_block < 1) {
     return invalid_argument("blocks have at least one query and one key, got {} and {}", q_block, kv_block);
@@ -94,14 +92,14 @@ Status restrict_to_blocks(const BlockKinds& kinds, Problem& problem, const std::
   FLASHLIFT_RETURN_IF_ERROR(verify(problem));
   FLASHLIFT_RETURN_IF_ERROR(verify_blocks(kinds.q_block, kinds.kv_block));
   const std::vector<int64_t>& shape = kinds.shape;
-  const bool lengths_fit = shape.size() == 4 && shape[2] == blocks(problem.q_len, kinds.q_block) &&
-                           shape[3] == blocks(problem.kv_len, kinds.kv_block);
+  const bool lengths_fit = shape.size() == 4 && shape[2] == divide_up(problem.q_len, kinds.q_block) &&
+                           shape[3] == divide_up(problem.kv_len, kinds.kv_block);
   const bool heads_fit = shape.size() == 4 && (shape[0] == 1 || shape[0] == problem.batch) &&
                          (shape[1] == 1 || shape[1] == problem.q_heads);
   if (!lengths_fit || !heads_fit) {
     return invalid_argument("a block mask of this problem has shape [1 or {},1 or {},{},{}], got [{}]", problem.batch,
-                            problem.q_heads, blocks(problem.q_len, kinds.q_block),
-                            blocks(problem.kv_len, kinds.kv_block), fmt::join(shape, ","));
+                            problem.q_heads, divide_up(problem.q_len, kinds.q_block),
+                            divide_up(problem.kv_len, kinds.kv_block), fmt::join(shape, ","));
   }
   if (dense_view(nullptr, DType::kU8, shape).element_count() != static_cast<int64_t>(kinds.kinds.size())) {
     return invalid_argument("block kinds of shape [{}] have {} bytes: expected one a block", fmt::join(shape, ","),

@@ -2,6 +2,7 @@
 
 #include "flashlift/attention.h"
 #include "support/error.h"
+#include "support/rounding.h"
 #include "visits/visits.h"
 
 namespace flashlift {
@@ -31,8 +32,8 @@ Result<TileCounts> count_tiles(const Problem& problem, const std::vector<TensorV
   const int64_t copies = (visits.depends_on_b() ? 1 : problem.batch) * (visits.depends_on_h() ? 1 : problem.q_heads);
   counts.full *= copies;
   counts.partial *= copies;
-  const int64_t rows = (problem.q_len + q_tile - 1) / q_tile;
-  const int64_t columns = (problem.kv_len + kv_tile - 1) / kv_tile;
+  const int64_t rows = divide_up(problem.q_len, q_tile);
+  const int64_t columns = divide_up(problem.kv_len, kv_tile);
   counts.skipped = problem.batch * problem.q_heads * rows * columns - counts.full - counts.partial;
   return counts;
 }

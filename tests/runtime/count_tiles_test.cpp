@@ -1,5 +1,7 @@
 #include <gtest/gtest.h>
 
+#include <limits>
+
 #include "flashlift/attention.h"
 #include "score/interpret.h"
 #include "support/tensors.h"
@@ -13,6 +15,14 @@ TEST(CountTiles, CountsOverAllBatchesAndHeads) {
   EXPECT_EQ(counts->full, 6 * 6);
   EXPECT_EQ(counts->partial, 6 * 4);
   EXPECT_EQ(counts->skipped, 6 * 6);
+}
+
+TEST(CountTiles, TakesTilesOfAnySize) {
+  constexpr int64_t kLargest = std::numeric_limits<int64_t>::max();
+  const auto counts = count_tiles(*parse_problem("attn h3 s64 d8 causal"), {}, kLargest, kLargest);
+  ASSERT_TRUE(counts.ok()) << counts.error().message;
+  EXPECT_EQ(counts->partial, 3);
+  EXPECT_EQ(counts->full + counts->skipped, 0);
 }
 
 TEST(CountTiles, RefusesCapturedTensorsOfTheWrongShape) {
