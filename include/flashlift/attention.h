@@ -40,7 +40,7 @@ struct CompileOptions {
   int device_ordinal = 0;  // the GPU's number
   // Empty: the first implementation that accepts the problem. A name: this implementation, forward and backward, or an
   // error with its reason for refusal.
-  std::string implementation;
+  std::string implementation = {};
   // False: the problem's batch and lengths are placeholders. On a GPU, the first call then compiles kernels for the
   // class of its own lengths.
   bool lengths_known = true;
@@ -52,15 +52,15 @@ struct CompileOptions {
   // How each pass runs. If it is empty and no implementation is named, compile() looks the problem up in the database
   // of tuning results, if the policy allows it: at the problem's lengths, or, if lengths_known is false, at the lengths
   // that were tuned last.
-  Tuning forward;
-  Tuning backward;
+  Tuning forward = {};
+  Tuning backward = {};
   TuningPolicy tuning = TuningPolicy::kFromEnvironment;
 };
 
 struct RunOptions {
-  Executor* executor = nullptr;  // CPU: null means oneTBB
-  void* stream = nullptr;        // CUDA: the caller's CUstream
-  DeviceAllocator allocator;     // CUDA: read by the backward pass
+  Executor* executor = nullptr;    // CPU: null means oneTBB
+  void* stream = nullptr;          // CUDA: the caller's CUstream
+  DeviceAllocator allocator = {};  // CUDA: read by the backward pass
   // Any thread may set it to a value other than 0 to end the call early, and must not reset it before the call returns
   // kCancelled; the contents of the outputs are then undefined. A call reads it before a GPU launch, and on a CPU
   // before each task of about a thousand queries of a head.
@@ -136,7 +136,7 @@ class Attention {
 };
 
 // Counts the tiles that a kernel with these tile sizes visits, from the problem and the contents of its captured
-// tensors.
+// tensors. Errors: those of verify(problem) and verify_captures(); tiles without queries or keys.
 Result<TileCounts> count_tiles(const Problem& problem, const std::vector<TensorView>& captures, int64_t q_tile,
                                int64_t kv_tile);
 

@@ -25,10 +25,10 @@ namespace flashlift {
 struct BlockLists {
   int64_t q_block = 128;
   int64_t kv_block = 128;
-  TensorView kv_num_blocks;                      // [B, H, QB]
-  TensorView kv_indices;                         // [B, H, QB, KB]; the first kv_num_blocks of each row are valid
-  std::optional<TensorView> full_kv_num_blocks;  // the same for full blocks, in which mask_mod need not run
-  std::optional<TensorView> full_kv_indices;
+  TensorView kv_num_blocks;                           // [B, H, QB]
+  TensorView kv_indices;                              // [B, H, QB, KB]; the first kv_num_blocks of each row are valid
+  std::optional<TensorView> full_kv_num_blocks = {};  // the same for full blocks, in which mask_mod need not run
+  std::optional<TensorView> full_kv_indices = {};
 };
 
 // One byte per block: 0 skipped, 1 partial, 2 full.
@@ -47,7 +47,7 @@ Result<BlockKinds> block_kinds(const BlockLists& lists);
 // Computes the kinds of blocks from the problem's programs by interval analysis, without anything of size N x N. A
 // block is partial if it cannot be proved to be skipped or full. Without `by_batch` (`by_head`) the result has one
 // batch (head), and a block is skipped or full if it is so in all batches (heads) of the problem. Errors: the problem
-// is malformed, or `captures` do not match it; blocks without queries or keys.
+// is malformed, or `captures` do not match it; blocks without queries or keys; no memory for the kinds.
 Result<BlockKinds> block_kinds(const Problem& problem, const std::vector<TensorView>& captures, int64_t q_block,
                                int64_t kv_block, bool by_batch, bool by_head);
 

@@ -97,7 +97,7 @@ typedef struct FlashliftAttention FlashliftAttention;
 
 typedef struct FlashliftCompileOptions {
   size_t struct_size;
-  DLDevice device;            /* kDLCPU or kDLCUDA */
+  DLDevice device;            /* kDLCPU, as if all is zero, or kDLCUDA */
   const char* implementation; /* NULL: the first that accepts the problem; a name: this one, or its reason */
   /* since version 5 */
   int32_t lengths_unknown; /* 1: batch, sq and skv of the problem are placeholders. The first calls then compile a GPU's
@@ -216,8 +216,9 @@ int64_t flashlift_attention_backward_workspace_bytes(const FlashliftAttention* a
  * block of which everything is kept, and 1 for a block that is kept in part or cannot be proved to be either. Interval
  * analysis computes this, without anything of size q_len x kv_len. `captures`: the problem's captured tensors, on the
  * CPU, in the order of flashlift_attention_capture_name. `kinds`: u8 [batch or 1, q_heads or 1, blocks of queries,
- * blocks of keys], dense; a size of 1 makes one statement about all of the problem's batches or heads. Since version
- * 4.
+ * blocks of keys], dense; a size of 1 makes one statement about all of the problem's batches or heads. Errors:
+ * INVALID_ARGUMENT for captured tensors that do not match the problem, blocks without queries or keys, and `kinds` of
+ * another shape or with other strides. Since version 4.
  */
 FlashliftError* flashlift_block_kinds(const char* problem, const DLTensor* const* captures, size_t capture_count,
                                       int64_t q_block, int64_t kv_block, const DLTensor* kinds);

@@ -17,15 +17,15 @@ namespace flashlift {
 struct PrecompileOptions {
   // Compute capabilities times ten: 80, 86, 89, 90, 100, 120. A kernel runs only on the architecture that it was
   // compiled for.
-  std::vector<int> architectures;
+  std::vector<int> architectures = {};
   // As in CompileOptions.
-  std::string implementation;
+  std::string implementation = {};
   // The numbers of queries of the calls. Empty: the problems' own numbers. Which kernels run also depends on the
   // problems' batches and numbers of keys.
-  std::vector<int64_t> q_lens;
+  std::vector<int64_t> q_lens = {};
   // Whether to compile the backward pass, and the names of the captured tensors whose gradients it computes.
   bool backward = false;
-  std::vector<std::string> gradients;
+  std::vector<std::string> gradients = {};
 };
 
 struct PrecompiledKernel {

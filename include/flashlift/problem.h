@@ -41,10 +41,10 @@ struct Problem {
   bool d_out_like_inputs = false;
   float scale = 1.0f;  // multiplies <q, k> before score_mod
 
-  std::optional<Program> score_mod;
-  std::optional<Program> mask_mod;
+  std::optional<Program> score_mod = {};
+  std::optional<Program> mask_mod = {};
   // The tensors that the programs read, each once: collect_captures(score_mod, mask_mod).
-  std::vector<Capture> captures;
+  std::vector<Capture> captures = {};
 
   int64_t sinks = 0;  // sink logits per query head: an f32 tensor [q_heads, sinks], or [sinks], beside the captures
   EmptyRows empty_rows = EmptyRows::kZero;
@@ -83,22 +83,22 @@ struct AttentionArguments {
   TensorView k;
   TensorView v;
   TensorView out;
-  std::vector<TensorView> captures;    // in the order of Problem::captures
-  std::optional<TensorView> sinks;     // f32 [q_heads, sinks], or [sinks] for all heads, if Problem::sinks > 0
-  std::optional<TensorView> lse;       // f32 [batch, q_heads, q_len], if Problem::want_lse
-  std::optional<TensorView> row_max;   // f32 [batch, q_heads, q_len], if Problem::want_row_max
-  std::optional<TensorView> residual;  // i8 of out's shape and strides, if Problem::want_residual
+  std::vector<TensorView> captures = {};    // in the order of Problem::captures
+  std::optional<TensorView> sinks = {};     // f32 [q_heads, sinks], or [sinks] for all heads, if Problem::sinks > 0
+  std::optional<TensorView> lse = {};       // f32 [batch, q_heads, q_len], if Problem::want_lse
+  std::optional<TensorView> row_max = {};   // f32 [batch, q_heads, q_len], if Problem::want_row_max
+  std::optional<TensorView> residual = {};  // i8 of out's shape and strides, if Problem::want_residual
   // i32 [batch, pages of a sequence], if Problem::page_size > 0. Entries of masked keys may hold anything.
-  std::optional<TensorView> page_table;
+  std::optional<TensorView> page_table = {};
   uint64_t dropout_seed = 0;  // another seed, other keys; unused without dropout, or with a keep mask
   // The batch and the query head that dropout uses for the call's first ones. With them, a call that is a part of a
   // larger one, such as a device's share, keeps the same keys as the larger call.
   std::array<int64_t, 2> dropout_origin{};
   // Replaces both, if Problem::dropout_words: dense u32 [2], the seed's low and high half, or [4], followed by the
   // origin.
-  std::optional<TensorView> dropout_words;
+  std::optional<TensorView> dropout_words = {};
   // bool [batch, q_heads, q_len, kv_len], where each size may be 1 instead, if Problem::keep_mask: the keys that stay.
-  std::optional<TensorView> keep_mask;
+  std::optional<TensorView> keep_mask = {};
 };
 
 // The number of keys of a call: that of k, or the capacity of the page table.
@@ -106,8 +106,8 @@ int64_t kv_length(const Problem& problem, const AttentionArguments& arguments);
 
 // Checks a problem by itself: ranges, types, programs, capture names.
 Status verify(const Problem& problem);
-// Checks that the arguments of a call match the problem. A size `?` of a captured tensor matches any size; named sizes
-// must be the call's.
+// Checks that the arguments of a call match the problem, which verify(problem) accepts. A size `?` of a captured tensor
+// matches any size; named sizes must be the call's.
 Status verify(const Problem& problem, const AttentionArguments& arguments);
 // The part of this check that concerns the captured tensors, for a call of the problem's own lengths.
 Status verify_captures(const Problem& problem, std::span<const TensorView> captures);

@@ -32,7 +32,7 @@ struct FuseOptions {
   // The form of the returned module: "text", "bytecode" (MLIR bytecode of StableHLO), "vhlo=1.9.0" (a portable artifact
   // of that version of StableHLO, 0.9.0 to 1.20.0), "vhlo" (of the oldest version that can represent it), or "" (the
   // form of the input).
-  std::string emit;
+  std::string emit = {};
   // The number of partitions that the module is compiled for, if the module itself does not give it
   // (mhlo.num_partitions). With several partitions, an attention is fused inside manual computations (shard_map), and
   // if Shardy's annotations split its batches or heads.

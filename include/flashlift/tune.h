@@ -30,7 +30,7 @@ struct TuneOptions {
   TuningPolicy policy = TuningPolicy::kFromEnvironment;
   // Called between measurements with the fraction that is done, from 0 to 1, and the number of candidates left. Return
   // false to end the measurement: tune() then returns kCancelled.
-  std::function<bool(double done, int left)> on_progress;
+  std::function<bool(double done, int left)> on_progress = {};
 };
 
 struct TuneCandidate {

@@ -11,7 +11,7 @@ namespace flashlift {
 
 // A field that is empty or 0 leaves the choice to the library.
 struct Tuning {
-  std::string implementation;
+  std::string implementation = {};
   int64_t q_tile = 0;   // CPU, forward: query rows per task
   int64_t kv_tile = 0;  // CPU: keys per block; backward: keys per task
   int64_t splits = 0;   // CPU, forward: number of parts that the keys of a few rows are split into
