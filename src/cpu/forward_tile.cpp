@@ -64,6 +64,7 @@ class TaskRunner {
   void add_values(int64_t kv_begin, int64_t columns);
   void run_direct(int64_t block, bool partial);
   void run_part(const Part& part);
+  void to_probabilities(const Part& part);
   void finalize_scores(const Part& part);
   void multiply_keys(const Part& part);
   void multiply_values(const Part& part);
@@ -390,32 +391,28 @@ void TaskRunner::run_direct(int64_t block, bool partial) {
   const Part whole{
       .block = block, .row_begin = 0, .row_end = rows, .column = 0, .columns = columns, .partial = partial};
   dot_keys(kv_begin, columns);
-  finalize_scores(whole);
-  kernels_.softmax(s_, kv_tile_, rows, round_up(columns, kernels_.lanes), maxima_, state_, o_, layout_.o_stride,
-                   layout_.o_stride);
   values_finite_ = true;
-  if (call_.dropout.is_active()) {
-    drop_out(whole);
-  }
+  to_probabilities(whole);
   const int64_t outputs = rows * layout_.o_stride;
   float* before = v_;
   std::copy_n(o_, outputs, before);
   add_values(kv_begin, columns);
   if (!kernels_.all_finite(o_, outputs)) {  // possibly 0 times the infinite or NaN value of a masked key
+    // Only scores show which keys are masked: the probabilities of others may be 0, too.
+    RowState states[kDirectRows];
+    std::copy_n(state_, rows, states);
+    dot_keys(kv_begin, columns);
+    values_finite_ = false;
+    to_probabilities(whole);
+    std::copy_n(states, rows, state_);
     std::copy_n(before, outputs, o_);
-    for (int64_t r = 0; r < rows; ++r) {
-      for (int64_t c = 0; c < columns; ++c) {
-        kept_[r * kv_tile_ + c] = s_[r * kv_tile_ + c] != 0;
-      }
-    }
     packed_ = columns;
     pack_values(kv_begin, columns);
     multiply_kept_values(whole);
   }
 }
 
-void TaskRunner::run_part(const Part& part) {
-  multiply_keys(part);
+void TaskRunner::to_probabilities(const Part& part) {
   finalize_scores(part);
   if (!values_finite_) {
     note_kept(part);
@@ -426,6 +423,11 @@ void TaskRunner::run_part(const Part& part) {
   if (call_.dropout.is_active()) {
     drop_out(part);
   }
+}
+
+void TaskRunner::run_part(const Part& part) {
+  multiply_keys(part);
+  to_probabilities(part);
   if (values_finite_) {
     multiply_values(part);
   } else {

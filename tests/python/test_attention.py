@@ -328,6 +328,17 @@ def test_pages_are_read_through_the_table():
         paged(q, k_pages, v_pages, captures=[length])
 
 
+@pytest.mark.parametrize("queries", [1, 64])
+def test_only_masks_hide_infinite_values(queries):
+    """A probability of 0 does not: 0 times infinity is NaN, as in unfused maths, for any number of queries."""
+    q = np.zeros((1, 1, queries, 8), np.float32)
+    k, v = np.zeros((2, 1, 1, 8, 8), np.float32)
+    q[..., 0], k[0, 0, 3, 0], v[0, 0, 3] = 1, -200, np.inf
+    attention = flashlift.compile(f"attn h1 sq{queries} skv8 d8 scale=1 key_lengths")
+    assert np.isnan(attention(q, k, v, captures=[np.int32([8])])).all()
+    assert (attention(q, k, v, captures=[np.int32([3])]) == 0).all()
+
+
 POSITIVE = "score_mod() { %0 = gt score, 0.0; %1 = select %0, score, -inf; return %1 }"
 
 
