@@ -58,9 +58,9 @@ Result<TensorView> to_view(const DLTensor* tensor, std::string_view name, DLDevi
     return invalid_argument("{} is NULL; expected a tensor", name);
   }
   // JAX numbers CPUs, too, where it has several of them.
-  const bool is_numbered = device.device_type != kDLCPU;
+  const int id = tensor->device.device_id;
   if (tensor->device.device_type != device.device_type ||
-      (is_numbered && tensor->device.device_id != device.device_id)) {
+      (device.device_type == kDLCPU ? id < 0 : id != device.device_id)) {
     return invalid_argument("{} lies on DLPack device {}:{}, but the attention was compiled for {}:{}", name,
                             static_cast<int>(tensor->device.device_type), tensor->device.device_id,
                             static_cast<int>(device.device_type), device.device_id);

@@ -26,19 +26,16 @@ __device__ __forceinline__ QueryTile tile_at(const ForwardParams& params, int b,
   return {b, h, h, row, min(row + FL_BLOCK_M, params.q_len) - 1, 0, kv_tile_count(params)};
 }
 
-// Blocks that share the keys of a unit (FL_SPLIT) take turns at its key tiles: of a cache with room for more keys than a
-// sequence has, each of them gets as many that are in use.
-__device__ __forceinline__ int kv_tile_step(const ForwardParams& params) { return FL_SPLIT ? params.splits : 1; }
-
-// The nth key tile that the block considers.
+// The nth key tile that the block considers. Blocks that share the keys of a unit (FL_SPLIT) take turns at its key tiles:
+// of a cache with room for more keys than a sequence has, each of them gets as many that are in use.
 __device__ __forceinline__ int nth_kv_tile(const ForwardParams& params, const QueryTile& tile, int n) {
-  return tile.first_kv_tile + n * kv_tile_step(params);
+  return tile.first_kv_tile + (FL_SPLIT ? n * params.splits : n);
 }
 
 // How many of them come before a key tile.
 __device__ __forceinline__ int kv_tiles_before(const ForwardParams& params, const QueryTile& tile, int kv_tile) {
-  const int step = kv_tile_step(params);
-  return max(kv_tile - tile.first_kv_tile + step - 1, 0) / step;
+  const int tiles = kv_tile - tile.first_kv_tile;
+  return FL_SPLIT ? max(tiles + params.splits - 1, 0) / params.splits : tiles;
 }
 
 // Tiles are numbered by sections of heads whose keys and values fit the L2 cache together. Within a section, late
