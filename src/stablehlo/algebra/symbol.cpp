@@ -272,9 +272,7 @@ SymId SymArena::op(Op op, std::vector<SymId> args) {
       return pushed;
     }
   }
-  const bool commutes =
-      op == Op::k_and || op == Op::k_or || op == Op::k_eq || op == Op::k_ne || op == Op::k_max || op == Op::k_min;
-  if (commutes && args[1] < args[0]) {
+  if ((op == Op::k_and || op == Op::k_or || op == Op::k_eq || op == Op::k_ne) && args[1] < args[0]) {
     std::swap(args[0], args[1]);
   }
   return intern({.kind = SymKind::kOp, .op = op, .type = *type, .args = std::move(args), .spec = {}});
