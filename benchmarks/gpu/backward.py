@@ -7,7 +7,8 @@ Peers: cuDNN and FlashAttention-2 through torch's autograd, FlashAttention-4 and
 flash-attn-4 is installed, FlexAttention with its Triton backend. FlashAttention-4 and Flashlift run with
 and without `deterministic`, which is Flashlift's default. Every kernel's gradients are judged first
 (benchmarks/golden.py; of large ones, some rows of all heads): one that is wrong is named, and the exit code is 1.
-Rounds go through all in turn; a figure is the median. TFLOP/s count five products of the score plane (half of it for
+They are timed in turns, in another order in each round, and then each of them alone for a second; a figure is a median,
+of whichever way compares Flashlift with a faster peer. TFLOP/s count five products of the score plane (half of it for
 causal; otherwise of the 128 x 128 blocks that hold a kept score), whatever a kernel computes.
 
 The suite `captures` adds the gradient of a tensor that the score_mod captures, through flashlift.torch and PyTorch's
