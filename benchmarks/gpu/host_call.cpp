@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "cuda/compile/cubin_cache.h"
+#include "cuda/emit/forward_config.h"
 #include "cuda/kernels/common/forward_params.h"
 #include "cuda/launch/driver.h"
 #include "cuda/launch/forward.h"
@@ -151,7 +152,7 @@ void measure_driver(const Measurement& measurement, const cuda::Driver& driver, 
                     const cuda::Device& device) {
   measurement.print("cuTensorMapEncodeTiled of q, k and v", [&] {
     for (const TensorView* view : {&call.q, &call.k, &call.v}) {
-      static_cast<void>(must(cuda::encode_tensor_map(driver, *view, 64)));
+      static_cast<void>(must(cuda::encode_tensor_map(driver, *view, 64, cuda::kSm90BoxColumns)));
     }
   });
   measurement.print("what else is asked of the driver", [&] {

@@ -301,7 +301,10 @@ def test_the_backward_pass_takes_its_memory_from_pytorch():
     of_gradients = sum(one.nbytes for one in gradients)
     assert torch.cuda.max_memory_allocated() - before > of_gradients
     del gradients
-    assert torch.cuda.memory_allocated() == before
+    # Autograd's thread may still hold the gradients when it has given them: not any more when it computes others.
+    small = torch.zeros(1, device="cuda", requires_grad=True)
+    small.sum().backward()
+    assert torch.cuda.memory_allocated() - before < 1 << 20
     if torch.cuda.get_device_capability() != (9, 0):
         return  # what the portable kernels take would be found somewhere
     torch.cuda.empty_cache()

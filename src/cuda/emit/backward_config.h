@@ -35,8 +35,6 @@ struct Sm80Backward {
   int chunks = 1;      // number of blocks that share the columns of d_k and d_v
 };
 
-inline constexpr int kSm90BoxColumns = 64;  // elements of 16 bits under a 128-byte swizzle
-
 // One of Hopper's kernels (kernels/sm90/backward_consumer.cuh).
 struct Sm90BackwardKernel {
   ForwardConfig config;  // q_tile rows for a block, kv_tile columns at a time, `stages` of q or k

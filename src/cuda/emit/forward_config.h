@@ -80,6 +80,7 @@ struct ForwardConfig {
 // The shared memory that a block may have on sm_86, 89 and 120; sm_80, 90 and 100 have more.
 inline constexpr int64_t kPortableSharedBytes = 101376;
 inline constexpr int64_t kHopperSharedBytes = 232448;  // on sm_90 and 100
+inline constexpr int kSm90BoxColumns = 64;             // elements of 16 bits under a 128-byte swizzle
 // The shared memory of a multiprocessor. A block may have all of it except 1 KiB, which the driver reserves for each
 // block.
 int64_t shared_memory(int architecture);

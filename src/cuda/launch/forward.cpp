@@ -18,7 +18,6 @@ namespace flashlift::cuda {
 namespace {
 
 constexpr int64_t kHopperCounters = 2;
-constexpr int kBoxColumns = 64;  // of keys and values in shared memory
 constexpr int64_t kFloatBytes = sizeof(float);
 
 int heads_per_section(const ForwardParams& params, const ForwardConfig& config, const Device& device) {
@@ -145,7 +144,7 @@ Status Forward::State::encode_query_map(const AttentionArguments& arguments, For
     }
   }
   constexpr int kWarpgroupRows = 64;
-  FLASHLIFT_ASSIGN_OR_RETURN(params.q_map, encode_tensor_map(driver, arguments.q, kWarpgroupRows));
+  FLASHLIFT_ASSIGN_OR_RETURN(params.q_map, encode_tensor_map(driver, arguments.q, kWarpgroupRows, kSm90BoxColumns));
   return {};
 }
 
@@ -160,8 +159,8 @@ Status Forward::State::encode_key_maps(const AttentionArguments& arguments, Forw
   constexpr int kBusOfH100 = 5120;
   const bool wide_reads = config.kind == KernelKind::kBulkDecode && device.memory_bus_bits <= kBusOfH100;
   const L2Promotion promotion = wide_reads ? L2Promotion::k256 : L2Promotion::k128;
-  FLASHLIFT_ASSIGN_OR_RETURN(params.k_map, encode_tensor_map(driver, k, keys, kBoxColumns, promotion));
-  FLASHLIFT_ASSIGN_OR_RETURN(params.v_map, encode_tensor_map(driver, v, keys, kBoxColumns, promotion));
+  FLASHLIFT_ASSIGN_OR_RETURN(params.k_map, encode_tensor_map(driver, k, keys, kSm90BoxColumns, promotion));
+  FLASHLIFT_ASSIGN_OR_RETURN(params.v_map, encode_tensor_map(driver, v, keys, kSm90BoxColumns, promotion));
   return {};
 }
 
