@@ -6,12 +6,13 @@
 Forward and backward pass of layers in bf16 under torch.compile. Peers: FlexAttention's Triton backend, cuDNN where the
 mask is causal and nothing else, and a step without attention. The gradient of the first layer's weights is judged
 first, by that of attention in float32: one whose error is more than twice a peer's is named, and the exit code is 1.
-Rounds go through all in turn; a figure is the median: "launched", from Python, and "graph", replayed from a CUDA graph,
-which leaves out what the host needs for its launches.
+Rounds go through all, each in another order; a figure is the median: "launched", from Python, and "graph", replayed
+from a CUDA graph, which leaves out what the host needs for its launches.
 """
 
 import argparse
 import json
+import random
 import statistics
 import sys
 import time
@@ -139,11 +140,12 @@ class Step:
 
 def milliseconds(calls):
     times = {name: [] for name in calls}
+    order = random.Random(0)
     for _ in range(ROUNDS):
-        for name, call in calls.items():
+        for name in order.sample(list(calls), len(calls)):  # see forward.turns_ms
             torch.cuda.synchronize()
             begin = time.perf_counter()
-            call()
+            calls[name]()
             torch.cuda.synchronize()
             times[name].append((time.perf_counter() - begin) * 1e3)
     return {name: statistics.median(found) for name, found in times.items()}
