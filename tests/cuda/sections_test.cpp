@@ -70,6 +70,43 @@ Sm90BackwardKernel of_columns(int columns) {
   return kernel;
 }
 
+TEST(AlternatingHeads, HaveSumsThatFitTheCache) {
+  const Device h100 = {.multiprocessors = kH100, .l2_bytes = 50 << 20};
+  struct Row {
+    int columns, group, length;
+    bool masks, slides;
+    int expected;
+  };
+  for (const Row& row : {
+           Row{128, 1, 4096, true, false, 16},
+           Row{128, 1, 8192, true, false, 8},
+           Row{128, 1, 16384, true, false, 8},
+           Row{64, 1, 8192, true, false, 16},
+           Row{64, 1, 16384, true, false, 8},
+           Row{96, 1, 16384, false, false, 8},
+           // Of a window, few sums are in use.
+           Row{128, 1, 16384, true, true, 16},
+           Row{128, 4, 16384, true, true, 16},
+           // Query heads that share keys.
+           Row{128, 4, 4096, true, false, 16},
+           Row{128, 4, 8192, true, false, 8},
+           Row{128, 4, 65536, true, false, 4},
+           Row{128, 8, 1024, false, false, 8},
+           Row{128, 64, 1024, true, false, 4},
+           // More of short ones, if they differ in length.
+           Row{128, 1, 1024, true, false, 24},
+           Row{128, 1, 1024, false, false, 16},
+           Row{128, 1, 0, true, false, 198},
+       }) {
+    Sm90BackwardKernel kernel = of_columns(row.columns);
+    kernel.config.q_tile = 128;
+    kernel.config.has_mask_mod = row.masks;
+    kernel.heads_take_turns = !row.slides;
+    EXPECT_EQ(alternating_heads(kernel, row.group, row.length, row.length, h100), row.expected)
+        << row.columns << " " << row.group << " " << row.length << " " << row.masks << " " << row.slides;
+  }
+}
+
 TEST(Rings, OccupyTheGpu) {
   struct Row {
     int64_t heads, q_len, kv_len;

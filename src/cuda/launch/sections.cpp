@@ -1,6 +1,7 @@
 #include "cuda/launch/sections.h"
 
 #include <algorithm>
+#include <bit>
 
 #include "cuda/kernels/common/key_ring.h"
 #include "support/rounding.h"
@@ -69,6 +70,37 @@ Rings choose_rings(int64_t heads, int64_t query_tiles, int64_t key_tiles, const 
   const int64_t at_once = std::min(multiprocessors / size, heads);
   const bool occupies = 100 * at_once * size >= kBusy * multiprocessors;
   return size >= kSmallest && occupies ? rings(size) : kNone;
+}
+
+int alternating_heads(const Sm80FusedKernel& kernel, int q_len) {
+  constexpr int kLong = 4096;
+  return !kernel.config.has_mask_mod && q_len >= kLong ? 4 : 16;
+}
+
+int alternating_heads(const Sm90BackwardKernel& kernel, int group, int q_len, int kv_len, const Device& device) {
+  if (kernel.ordered) {
+    const bool take_turns = group > 1 && kernel.heads_take_turns;
+    constexpr int64_t kQueryHeads = 64;
+    const int64_t least = take_turns ? 4 : 8;
+    int64_t heads = take_turns ? std::min(kQueryHeads / group, int64_t{16}) : 16;
+    if (kernel.heads_take_turns) {
+      const int64_t sums = int64_t{q_len} * kernel.config.head_dim_padded * static_cast<int64_t>(sizeof(float));
+      heads =
+          std::min<int64_t>(heads, std::bit_floor(static_cast<uint64_t>(device.l2_bytes / std::max<int64_t>(sums, 1))));
+    }
+    heads = std::max(heads, least);
+    if (take_turns || !kernel.config.has_mask_mod) {
+      return static_cast<int>(heads);
+    }
+    const int64_t key_tiles = divide_up(int64_t{std::max(q_len, kv_len)}, kernel.config.q_tile);
+    const int64_t more = device.multiprocessors * 3 / 2 / std::max<int64_t>(key_tiles, 1);
+    return static_cast<int>(std::max(heads, more));
+  }
+  constexpr unsigned kLeast = 4;
+  const unsigned most = group > 1 && kernel.heads_take_turns ? 8 : 16;
+  constexpr unsigned kQueries = 65536;
+  const unsigned fit = std::bit_floor(kQueries / static_cast<unsigned>(std::max(q_len, 1)));
+  return static_cast<int>(kernel.config.has_mask_mod ? std::clamp(fit, kLeast, most) : kLeast);
 }
 
 }  // namespace flashlift::cuda

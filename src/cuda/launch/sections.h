@@ -35,4 +35,18 @@ struct Rings {
 Rings choose_rings(int64_t heads, int64_t query_tiles, int64_t key_tiles, const Sm90BackwardKernel& kernel,
                    int multiprocessors);
 
+// The number of key-value heads whose blocks alternate in the portable fused backward kernel, so that few blocks of one
+// head wait for each other. Without a mask, fewer long heads are faster: their queries and sums fit the L2 cache.
+// (Measured on an H200: docs/lessons.)
+int alternating_heads(const Sm80FusedKernel& kernel, int q_len);
+
+// The number of key-value heads whose blocks alternate in Hopper's, if there are no rings. With more heads, fewer
+// blocks of one head wait for each other, but the L2 cache should hold the d_q that they add to: where it does not,
+// fewer heads draw less power, which a GPU that its power limits turns into speed. (Of a window, few rows of d_q are in
+// use at a time. Query heads that take turns are at the same rows, so that one of them counts.) Under a mask, short
+// heads should have more key tiles than there are blocks, so that those of one head do not all begin together. Where
+// blocks do not wait, few heads are best, but under a mask more of short ones, whose tiles then differ less in length.
+// (Measured on an H100 and an H200: docs/lessons.)
+int alternating_heads(const Sm90BackwardKernel& kernel, int group, int q_len, int kv_len, const Device& device);
+
 }  // namespace flashlift::cuda

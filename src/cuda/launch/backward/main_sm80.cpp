@@ -6,18 +6,12 @@
 
 #include "cuda/launch/backward/launch.h"
 #include "cuda/launch/loaded_kernel.h"
+#include "cuda/launch/sections.h"
 #include "support/beside.h"
 #include "support/error.h"
 
 namespace flashlift::cuda {
 namespace {
-
-// The number of key-value heads whose blocks alternate, so that few blocks of one head wait for each other. Without a
-// mask, fewer long heads are faster: their queries and sums fit the L2 cache. (Measured on an H200: docs/lessons.)
-int alternating_heads(const ForwardConfig& config, int q_len) {
-  constexpr int kLong = 4096;
-  return !config.has_mask_mod && q_len >= kLong ? 4 : 16;
-}
 
 // All gradients from one kernel.
 class Fused {
@@ -42,7 +36,7 @@ class Fused {
     const int64_t heads = int64_t{params.batch} * params.q_heads;
     call.row_tiles.d_q_sums = reinterpret_cast<float*>(workspace);
     workspace += static_cast<CuPointer>(heads * fused_sum_bytes(config_, params.q_len));
-    params.heads_per_section = alternating_heads(config_.config, params.q_len) * params.group;
+    params.heads_per_section = alternating_heads(config_, params.q_len) * params.group;
     call.backward.kv_tiles = static_cast<int>(divide_up(params.kv_len, config_.config.kv_tile));
     void* parameters[] = {&call.forward, &call.backward, &call.row_tiles};
     const Grid grid{.x = static_cast<unsigned>(blocks(params)),

@@ -1,7 +1,6 @@
 #include "cuda/launch/backward/main_sm90.h"
 
 #include <algorithm>
-#include <bit>
 #include <future>
 
 #include "cuda/launch/backward/launch.h"
@@ -14,39 +13,6 @@
 
 namespace flashlift::cuda {
 namespace {
-
-// The number of key-value heads whose blocks alternate. With more heads, fewer blocks of one head wait for each other,
-// but the L2 cache should hold the d_q that they add to: where it does not, fewer heads draw less power, which a GPU
-// that its power limits turns into speed. (Of a window, few rows of d_q are in use at a time. Query heads that take
-// turns are at the same rows, so that one of them counts.) Under a mask, short heads should have more key tiles than
-// there are blocks, so that those of one head do not all begin together. Where blocks do not wait, few heads are best,
-// but under a mask more of short ones, whose tiles then differ less in length. (Measured on an H100 and an H200:
-// docs/lessons.)
-int alternating_heads(const Sm90BackwardKernel& kernel, int group, int q_len, int kv_len, const Device& device) {
-  if (kernel.ordered) {
-    const bool take_turns = group > 1 && kernel.heads_take_turns;
-    constexpr int64_t kQueryHeads = 64;
-    const int64_t least = take_turns ? 4 : 8;
-    int64_t heads = take_turns ? std::min(kQueryHeads / group, int64_t{16}) : 16;
-    if (kernel.heads_take_turns) {
-      const int64_t sums = int64_t{q_len} * kernel.config.head_dim_padded * static_cast<int64_t>(sizeof(float));
-      heads =
-          std::min<int64_t>(heads, std::bit_floor(static_cast<uint64_t>(device.l2_bytes / std::max<int64_t>(sums, 1))));
-    }
-    heads = std::max(heads, least);
-    if (take_turns || !kernel.config.has_mask_mod) {
-      return static_cast<int>(heads);
-    }
-    const int64_t key_tiles = divide_up(int64_t{std::max(q_len, kv_len)}, kernel.config.q_tile);
-    const int64_t more = device.multiprocessors * 3 / 2 / std::max<int64_t>(key_tiles, 1);
-    return static_cast<int>(std::max(heads, more));
-  }
-  constexpr unsigned kLeast = 4;
-  const unsigned most = group > 1 && kernel.heads_take_turns ? 8 : 16;
-  constexpr unsigned kQueries = 65536;
-  const unsigned fit = std::bit_floor(kQueries / static_cast<unsigned>(std::max(q_len, 1)));
-  return static_cast<int>(kernel.config.has_mask_mod ? std::clamp(fit, kLeast, most) : kLeast);
-}
 
 class MainSm90 : public BackwardMain {
  public:
