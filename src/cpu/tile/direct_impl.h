@@ -8,7 +8,8 @@
 namespace flashlift::cpu::FLASHLIFT_ISA_NAMESPACE {
 namespace {
 
-constexpr int kDirectRows = kLanes == 16 ? 4 : 2;
+// The rows whose sums a micro-kernel keeps in registers.
+constexpr int kRegisterRows = kLanes == 16 ? 4 : 2;
 
 // Prefetches the cache line of this element of `next`, if the element is the first one in its line.
 template <DType kType>
@@ -73,7 +74,7 @@ void in_row_groups(int64_t row, int64_t rows, MatrixView next, const Group& grou
 void dot_rows(const MatrixView& keys, int64_t count, int64_t depth, const float* q, int64_t q_stride, int64_t rows,
               float* s, int64_t s_stride, const MatrixView& next) {
   for_dtype(keys.dtype, [&]<DType kType>() {
-    in_row_groups<kDirectRows>(0, rows, next, [&]<int kRows>(int64_t row, const MatrixView& near) {
+    in_row_groups<kRegisterRows>(0, rows, next, [&]<int kRows>(int64_t row, const MatrixView& near) {
       int64_t key = 0;
       for (; key + 4 <= count; key += 4) {
         dot_group<kType, kRows, 4>(keys, key, depth, q + row * q_stride, q_stride, s + row * s_stride, s_stride, near);
@@ -125,7 +126,7 @@ void add_group(const MatrixView& values, int64_t count, int64_t column, int64_t 
 void add_rows(const MatrixView& values, int64_t count, int64_t columns, const float* p, int64_t p_stride, int64_t rows,
               float* o, int64_t o_stride, const MatrixView& next) {
   for_dtype(values.dtype, [&]<DType kType>() {
-    in_row_groups<kDirectRows>(0, rows, next, [&]<int kRows>(int64_t row, const MatrixView& near) {
+    in_row_groups<kRegisterRows>(0, rows, next, [&]<int kRows>(int64_t row, const MatrixView& near) {
       int64_t c = 0;
       for (; c + 4 * kLanes <= columns; c += 4 * kLanes) {
         add_group<kType, kRows, 4>(values, count, c, columns - c, p + row * p_stride, p_stride, o + row * o_stride,
