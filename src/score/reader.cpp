@@ -49,15 +49,16 @@ class Reader {
   Result<Program> read() {
     FLASHLIFT_RETURN_IF_ERROR(read_signature());
     FLASHLIFT_RETURN_IF_ERROR(lexer_.expect("{"));
+    skip_line_ends();
     while (lexer_.token().kind == TokenKind::kValueName) {
       FLASHLIFT_RETURN_IF_ERROR(read_statement());
-      lexer_.accept(";");
+      skip_line_ends();
     }
     if (!lexer_.accept("return")) {
       return lexer_.error_expected("`%name = op ...` or `return`");
     }
     FLASHLIFT_ASSIGN_OR_RETURN(program_.result, read_operand());
-    lexer_.accept(";");
+    skip_line_ends();
     FLASHLIFT_RETURN_IF_ERROR(lexer_.expect("}"));
     if (lexer_.token().kind != TokenKind::kEnd) {
       return lexer_.error_expected("the end of the program");
@@ -67,6 +68,12 @@ class Reader {
   }
 
  private:
+  // `;` is a newline, of which any number may come between statements.
+  void skip_line_ends() {
+    while (lexer_.accept(";")) {
+    }
+  }
+
   Status read_signature() {
     if (lexer_.accept("score_mod")) {
       program_.kind = ProgramKind::kScoreMod;

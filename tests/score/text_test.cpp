@@ -27,6 +27,12 @@ TEST(ProgramText, RoundTrips) {
   EXPECT_EQ(print(*one_line), kAlibi);
 }
 
+TEST(ProgramText, TakesSemicolonsWhereNewlinesMayBe) {
+  const auto program = parse_program("score_mod() {; %0 = neg score;; return %0;; }");
+  ASSERT_TRUE(program.ok()) << program.error().message;
+  EXPECT_EQ(print_one_line(*program), "score_mod() { %0 = neg score; return %0 }");
+}
+
 TEST(ProgramText, KeepsTheBitsOfConstants) {
   for (const char* constant : {"nan", "inf", "-inf", "0x7fc12345:f32", "1e-45", "-0.0", "3.4028235e+38", "0.1"}) {
     const std::string text = std::string("score_mod() {\n  return ") + constant + "\n}";
