@@ -47,14 +47,14 @@ constexpr Value one_or_two_numbers(const char* form) {
 constexpr Value finite_number() {
   return {.kind = Value::Kind::kReal,
           .form = "<x>",
-          .expected = "a finite number",
+          .expected = "0 or a number of 1e-45 to 3.4e38 in size, the range of f32",
           .least = std::numeric_limits<float>::lowest(),
           .most = std::numeric_limits<float>::max()};
 }
 constexpr Value positive_number() {
   return {.kind = Value::Kind::kReal,
           .form = "<x>",
-          .expected = "a positive number",
+          .expected = "a positive number of 1e-45 to 3.4e38, the range of f32",
           .least = std::numeric_limits<float>::denorm_min(),
           .most = std::numeric_limits<float>::max()};
 }
