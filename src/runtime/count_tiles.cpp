@@ -14,6 +14,12 @@ Result<TileCounts> count_tiles(const Problem& problem, const std::vector<TensorV
     return invalid_argument("tiles have at least one query and one key, got {} and {}", q_tile, kv_tile);
   }
   FLASHLIFT_RETURN_IF_ERROR(verify_captures(problem, captures));
+  int64_t tiles = problem.batch;
+  for (const int64_t count : {problem.q_heads, divide_up(problem.q_len, q_tile), divide_up(problem.kv_len, kv_tile)}) {
+    if (__builtin_mul_overflow(tiles, count, &tiles)) {
+      return invalid_argument("{} by {} tiles are more than 2^63 - 1; count larger tiles", q_tile, kv_tile);
+    }
+  }
   const visits::Visits visits(problem, problem.batch, problem.q_len, problem.kv_len, captures);
   const int64_t batches = visits.depends_on_b() ? problem.batch : std::min<int64_t>(problem.batch, 1);
   const int64_t heads = visits.depends_on_h() ? problem.q_heads : 1;
@@ -32,9 +38,7 @@ Result<TileCounts> count_tiles(const Problem& problem, const std::vector<TensorV
   const int64_t copies = (visits.depends_on_b() ? 1 : problem.batch) * (visits.depends_on_h() ? 1 : problem.q_heads);
   counts.full *= copies;
   counts.partial *= copies;
-  const int64_t rows = divide_up(problem.q_len, q_tile);
-  const int64_t columns = divide_up(problem.kv_len, kv_tile);
-  counts.skipped = problem.batch * problem.q_heads * rows * columns - counts.full - counts.partial;
+  counts.skipped = tiles - counts.full - counts.partial;
   return counts;
 }
 

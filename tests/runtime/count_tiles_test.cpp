@@ -25,6 +25,14 @@ TEST(CountTiles, TakesTilesOfAnySize) {
   EXPECT_EQ(counts->full + counts->skipped, 0);
 }
 
+TEST(CountTiles, RefusesMoreTilesThanItCanCount) {
+  const auto problem = parse_problem("attn b1073741824 hq1024 hkv1 s1073741824 d8");
+  const auto counts = count_tiles(*problem, {}, 1, 1);
+  ASSERT_FALSE(counts.ok());
+  EXPECT_EQ(counts.error().message, "1 by 1 tiles are more than 2^63 - 1; count larger tiles");
+  EXPECT_TRUE(count_tiles(*problem, {}, 1 << 30, 1 << 30).ok());
+}
+
 TEST(CountTiles, RefusesCapturedTensorsOfTheWrongShape) {
   const auto problem = parse_problem(
       "attn h1 s64 d8 mask_mod(doc: i32[64]) { %0 = load doc[q]; %1 = load doc[kv]; %2 = eq %0, %1; "
