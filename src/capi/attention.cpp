@@ -12,6 +12,7 @@
 #include "capi/tune.h"
 #include "flashlift/attention.h"
 #include "flashlift/block_mask.h"
+#include "problem/block_mask.h"
 #include "problem/verify_tensor.h"
 #include "score/operation.h"
 #include "support/error.h"
@@ -316,9 +317,7 @@ Status write_block_kinds(const char* problem_text, const DLTensor* const* given,
   std::vector<TensorView> captures;
   FLASHLIFT_RETURN_IF_ERROR(to_captures(given, capture_count, cpu, captures));
   FLASHLIFT_ASSIGN_OR_RETURN(const TensorView view, to_view(kinds, "kinds", cpu));
-  if (q_block < 1 || kv_block < 1) {
-    return invalid_argument("blocks have at least one query and one key, got {} and {}", q_block, kv_block);
-  }
+  FLASHLIFT_RETURN_IF_ERROR(problem::verify_blocks(q_block, kv_block));
   const bool by_batch = view.rank == 4 && view.sizes[0] != 1;
   const bool by_head = view.rank == 4 && view.sizes[1] != 1;
   const std::vector<int64_t> shape = {by_batch ? problem.batch : 1, by_head ? problem.q_heads : 1,

@@ -5,6 +5,7 @@
 #include <span>
 
 #include "flashlift/builder.h"
+#include "problem/block_mask.h"
 #include "problem/verify_tensor.h"
 #include "score/compose.h"
 #include "score/simplify.h"
@@ -59,17 +60,17 @@ Status mark(const char* name, const TensorView& counts, const TensorView& indice
   return {};
 }
 
-Status verify_blocks(int64_t q_block, int64_t kv_block) {
+}  // namespace
+
+Status problem::verify_blocks(int64_t q_block, int64_t kv_block) {
   if (q_block < 1 || kv_block < 1) {
     return invalid_argument("blocks have at least one query and one key, got {} and {}", q_block, kv_block);
   }
   return {};
 }
 
-}  // namespace
-
 Result<BlockKinds> block_kinds(const BlockLists& lists) {
-  FLASHLIFT_RETURN_IF_ERROR(verify_blocks(lists.q_block, lists.kv_block));
+  FLASHLIFT_RETURN_IF_ERROR(problem::verify_blocks(lists.q_block, lists.kv_block));
   if (lists.kv_indices.rank != 4) {
     return invalid_argument("kv_indices: expected i32[B,H,QB,KB], got {}", describe(lists.kv_indices));
   }
@@ -90,7 +91,7 @@ Result<BlockKinds> block_kinds(const BlockLists& lists) {
 
 Status restrict_to_blocks(const BlockKinds& kinds, Problem& problem, const std::string& name) {
   FLASHLIFT_RETURN_IF_ERROR(verify(problem));
-  FLASHLIFT_RETURN_IF_ERROR(verify_blocks(kinds.q_block, kinds.kv_block));
+  FLASHLIFT_RETURN_IF_ERROR(problem::verify_blocks(kinds.q_block, kinds.kv_block));
   const std::vector<int64_t>& shape = kinds.shape;
   const bool lengths_fit = shape.size() == 4 && shape[2] == divide_up(problem.q_len, kinds.q_block) &&
                            shape[3] == divide_up(problem.kv_len, kinds.kv_block);

@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "flashlift/block_mask.h"
+#include "problem/block_mask.h"
 #include "support/error.h"
 #include "support/rounding.h"
 #include "visits/visits.h"
@@ -37,9 +38,7 @@ void merge(uint8_t kind, uint8_t& merged) { merged = merged == kUnknown || merge
 Result<BlockKinds> block_kinds(const Problem& problem, const std::vector<TensorView>& captures, int64_t q_block,
                                int64_t kv_block, bool by_batch, bool by_head) {
   FLASHLIFT_RETURN_IF_ERROR(verify(problem));
-  if (q_block < 1 || kv_block < 1) {
-    return invalid_argument("blocks have at least one query and one key, got {} and {}", q_block, kv_block);
-  }
+  FLASHLIFT_RETURN_IF_ERROR(problem::verify_blocks(q_block, kv_block));
   FLASHLIFT_RETURN_IF_ERROR(verify_captures(problem, captures));
   // Blocks longer than the sequences are equivalent to blocks of their length, whose positions do not overflow.
   q_block = std::min(q_block, std::max<int64_t>(problem.q_len, 1));
