@@ -1,6 +1,7 @@
 """Arrays of any library as DLTensor structures, without copying."""
 
 import ctypes
+import functools
 import sys
 from typing import Any
 
@@ -10,6 +11,7 @@ from flashlift._errors import InvalidArgumentError
 from flashlift._library import DLDataType, DLDevice, DLTensor
 
 CPU = 1
+_CPU_DEVICE = DLDevice(CPU, 0)
 
 # DLPack's element types by numpy's names; bfloat16 is ml_dtypes' name for its numpy type.
 _TYPES = {
@@ -35,6 +37,14 @@ def numpy_type(dtype: DLDataType) -> np.dtype:
 
         return np.dtype(ml_dtypes.bfloat16)
     return np.dtype(name)
+
+
+# numpy computes a type's name anew each time, which takes longer than the rest of a call's preparation.
+@functools.lru_cache(maxsize=64)
+def _dlpack_type(dtype: np.dtype) -> DLDataType | None:
+    """The DLPack element type of a numpy type, if it is one that tensors may have."""
+    code = _TYPES.get(dtype.name)
+    return None if code is None else DLDataType(*code, 1)
 
 
 class _ManagedTensor(ctypes.Structure):
@@ -97,8 +107,8 @@ class Tensor:
                 f"{name} is a masked array, whose mask would be ignored; give its filled() form, and a mask= or a "
                 "mask_mod in the problem"
             )
-        code = _TYPES.get(array.dtype.name)
-        if code is None:
+        dtype = _dlpack_type(array.dtype)
+        if dtype is None:
             raise InvalidArgumentError(f"{name} has element type {array.dtype}; expected one of {', '.join(_TYPES)}")
         if not array.dtype.isnative:
             raise InvalidArgumentError(
@@ -106,11 +116,12 @@ class Tensor:
                 f"{name}.astype({name}.dtype.newbyteorder('='))"
             )
         sizes = ctypes.c_int64 * array.ndim
-        if any(stride % array.itemsize for stride in array.strides):
+        item = array.itemsize
+        if any(stride % item for stride in array.strides):
             raise InvalidArgumentError(f"{name} has strides {array.strides}, no multiples of its element size")
-        shape, strides = sizes(*array.shape), sizes(*(stride // array.itemsize for stride in array.strides))
+        shape, strides = sizes(*array.shape), sizes(*[stride // item for stride in array.strides])
         self._keep = (array, shape, strides)
-        self.dl = DLTensor(array.ctypes.data, DLDevice(CPU, 0), array.ndim, DLDataType(*code, 1), shape, strides, 0)
+        self.dl = DLTensor(array.ctypes.data, _CPU_DEVICE, array.ndim, dtype, shape, strides, 0)
 
     def _from_dlpack(self, array: Any, name: str, is_written: bool) -> None:
         if getattr(array, "is_neg", bool)():  # torch's lazy negation, which its DLPack ignores
