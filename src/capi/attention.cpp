@@ -147,33 +147,27 @@ Status to_captures(const DLTensor* const* given, size_t count, DLDevice device, 
   return {};
 }
 
+Status to_optional_view(const DLTensor* tensor, std::string_view name, DLDevice device,
+                        std::optional<TensorView>& view) {
+  if (tensor != nullptr) {
+    FLASHLIFT_ASSIGN_OR_RETURN(view, to_view(tensor, name, device));
+  }
+  return {};
+}
+
 Status to_arguments(const FlashliftArguments& given, DLDevice device, AttentionArguments& arguments) {
   FLASHLIFT_ASSIGN_OR_RETURN(arguments.q, to_view(given.q, "q", device));
   FLASHLIFT_ASSIGN_OR_RETURN(arguments.k, to_view(given.k, "k", device));
   FLASHLIFT_ASSIGN_OR_RETURN(arguments.v, to_view(given.v, "v", device));
   FLASHLIFT_ASSIGN_OR_RETURN(arguments.out, to_view(given.out, "out", device));
   FLASHLIFT_RETURN_IF_ERROR(to_captures(given.captures, given.capture_count, device, arguments.captures));
-  if (given.sinks != nullptr) {
-    FLASHLIFT_ASSIGN_OR_RETURN(arguments.sinks, to_view(given.sinks, "sinks", device));
-  }
-  if (given.lse != nullptr) {
-    FLASHLIFT_ASSIGN_OR_RETURN(arguments.lse, to_view(given.lse, "lse", device));
-  }
-  if (given.row_max != nullptr) {
-    FLASHLIFT_ASSIGN_OR_RETURN(arguments.row_max, to_view(given.row_max, "row_max", device));
-  }
-  if (given.residual != nullptr) {
-    FLASHLIFT_ASSIGN_OR_RETURN(arguments.residual, to_view(given.residual, "residual", device));
-  }
-  if (given.page_table != nullptr) {
-    FLASHLIFT_ASSIGN_OR_RETURN(arguments.page_table, to_view(given.page_table, "page_table", device));
-  }
-  if (given.keep_mask != nullptr) {
-    FLASHLIFT_ASSIGN_OR_RETURN(arguments.keep_mask, to_view(given.keep_mask, "keep_mask", device));
-  }
-  if (given.dropout_words != nullptr) {
-    FLASHLIFT_ASSIGN_OR_RETURN(arguments.dropout_words, to_view(given.dropout_words, "dropout_words", device));
-  }
+  FLASHLIFT_RETURN_IF_ERROR(to_optional_view(given.sinks, "sinks", device, arguments.sinks));
+  FLASHLIFT_RETURN_IF_ERROR(to_optional_view(given.lse, "lse", device, arguments.lse));
+  FLASHLIFT_RETURN_IF_ERROR(to_optional_view(given.row_max, "row_max", device, arguments.row_max));
+  FLASHLIFT_RETURN_IF_ERROR(to_optional_view(given.residual, "residual", device, arguments.residual));
+  FLASHLIFT_RETURN_IF_ERROR(to_optional_view(given.page_table, "page_table", device, arguments.page_table));
+  FLASHLIFT_RETURN_IF_ERROR(to_optional_view(given.keep_mask, "keep_mask", device, arguments.keep_mask));
+  FLASHLIFT_RETURN_IF_ERROR(to_optional_view(given.dropout_words, "dropout_words", device, arguments.dropout_words));
   arguments.dropout_seed = given.dropout_seed;
   return {};
 }
@@ -216,14 +210,6 @@ Status run(const FlashliftAttention* attention, const FlashliftArguments* given,
   const KeptRoom room(arguments.captures);
   FLASHLIFT_RETURN_IF_ERROR(read_arguments(given, attention->device, arguments));
   return run_with(options, [&](const RunOptions& run) { return attention->attention.run(arguments, run); });
-}
-
-Status to_optional_view(const DLTensor* tensor, std::string_view name, DLDevice device,
-                        std::optional<TensorView>& view) {
-  if (tensor != nullptr) {
-    FLASHLIFT_ASSIGN_OR_RETURN(view, to_view(tensor, name, device));
-  }
-  return {};
 }
 
 Status to_backward_arguments(const FlashliftBackwardArguments& given, DLDevice device, BackwardArguments& arguments) {
