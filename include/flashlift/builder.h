@@ -71,6 +71,11 @@ class Captured {
   Expr operator()(Index... index) const {
     return load({Expr(index)...});
   }
+  // t[i] is t(i), for tensors of one dimension.
+  template <typename Index>
+  Expr operator[](Index index) const {
+    return load({Expr(index)});
+  }
   // The number of elements <= x in a 1-D tensor of integers in ascending order.
   Expr search(Expr x) const;
   const Capture& capture() const { return capture_; }
@@ -142,13 +147,30 @@ Expr operator^(Expr x, Expr y);
 Expr operator&&(Expr x, Expr y);
 Expr operator||(Expr x, Expr y);
 Expr operator!(Expr x);
+Expr operator~(Expr x);
 Expr operator<<(Expr x, Expr y);
 Expr operator>>(Expr x, Expr y);
+// x has the promoted type from then on.
+inline Expr& operator+=(Expr& x, Expr y) { return x = x + y; }
+inline Expr& operator-=(Expr& x, Expr y) { return x = x - y; }
+inline Expr& operator*=(Expr& x, Expr y) { return x = x * y; }
+inline Expr& operator/=(Expr& x, Expr y) { return x = x / y; }
+inline Expr& operator%=(Expr& x, Expr y) { return x = x % y; }
+inline Expr& operator&=(Expr& x, Expr y) { return x = x & y; }
+inline Expr& operator|=(Expr& x, Expr y) { return x = x | y; }
+inline Expr& operator^=(Expr& x, Expr y) { return x = x ^ y; }
+inline Expr& operator<<=(Expr& x, Expr y) { return x = x << y; }
+inline Expr& operator>>=(Expr& x, Expr y) { return x = x >> y; }
 
 Expr select(Expr condition, Expr x, Expr y);
 Expr min(Expr x, Expr y);
 Expr max(Expr x, Expr y);
 Expr abs(Expr x);
+Expr sign(Expr x);
+Expr is_finite(Expr x);
+Expr ushr(Expr x, Expr y);  // x >> y, filling with zeros
+Expr bitcast_i32(Expr x);   // the bits of an f32
+Expr bitcast_f32(Expr x);   // the f32 with these bits
 Expr floor_div(Expr x, Expr y);
 Expr mod(Expr x, Expr y);
 // A function for each row of the table's functions of f32: exp(x), pow(x, y), round_bf16(x), ...

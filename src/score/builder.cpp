@@ -31,6 +31,8 @@ Expr arithmetic(Op op, Expr x, Expr y) {
   return active_builder().apply(op, {promote(x, type), promote(y, type)});
 }
 
+Expr arithmetic(Op op, Expr x) { return active_builder().apply(op, {promote(x, std::max(x.type(), Type::kI32))}); }
+
 Expr unary_float(Op op, Expr x) { return active_builder().apply(op, {promote(x, Type::kF32)}); }
 
 }  // namespace
@@ -175,7 +177,7 @@ Expr operator-(Expr x, Expr y) { return arithmetic(Op::k_sub, x, y); }
 Expr operator*(Expr x, Expr y) { return arithmetic(Op::k_mul, x, y); }
 Expr operator/(Expr x, Expr y) { return arithmetic(Op::k_div, x, y); }
 Expr operator%(Expr x, Expr y) { return arithmetic(Op::k_rem, x, y); }
-Expr operator-(Expr x) { return active_builder().apply(Op::k_neg, {promote(x, std::max(x.type(), Type::kI32))}); }
+Expr operator-(Expr x) { return arithmetic(Op::k_neg, x); }
 Expr operator==(Expr x, Expr y) { return binary(Op::k_eq, x, y); }
 Expr operator!=(Expr x, Expr y) { return binary(Op::k_ne, x, y); }
 Expr operator<(Expr x, Expr y) { return arithmetic(Op::k_lt, x, y); }
@@ -188,6 +190,7 @@ Expr operator^(Expr x, Expr y) { return binary(Op::k_xor, x, y); }
 Expr operator&&(Expr x, Expr y) { return promote(x, Type::kI1) & promote(y, Type::kI1); }
 Expr operator||(Expr x, Expr y) { return promote(x, Type::kI1) | promote(y, Type::kI1); }
 Expr operator!(Expr x) { return active_builder().apply(Op::k_not, {promote(x, Type::kI1)}); }
+Expr operator~(Expr x) { return active_builder().apply(Op::k_not, {x}); }
 Expr operator<<(Expr x, Expr y) { return arithmetic(Op::k_shl, x, y); }
 Expr operator>>(Expr x, Expr y) { return arithmetic(Op::k_shr, x, y); }
 
@@ -197,7 +200,12 @@ Expr select(Expr condition, Expr x, Expr y) {
 }
 Expr min(Expr x, Expr y) { return arithmetic(Op::k_min, x, y); }
 Expr max(Expr x, Expr y) { return arithmetic(Op::k_max, x, y); }
-Expr abs(Expr x) { return active_builder().apply(Op::k_abs, {promote(x, std::max(x.type(), Type::kI32))}); }
+Expr abs(Expr x) { return arithmetic(Op::k_abs, x); }
+Expr sign(Expr x) { return arithmetic(Op::k_sign, x); }
+Expr is_finite(Expr x) { return unary_float(Op::k_is_finite, x); }
+Expr ushr(Expr x, Expr y) { return arithmetic(Op::k_ushr, x, y); }
+Expr bitcast_i32(Expr x) { return unary_float(Op::k_bitcast_i32, x); }
+Expr bitcast_f32(Expr x) { return active_builder().apply(Op::k_bitcast_f32, {x}); }
 Expr floor_div(Expr x, Expr y) { return arithmetic(Op::k_floor_div, x, y); }
 Expr mod(Expr x, Expr y) { return arithmetic(Op::k_mod, x, y); }
 #define FLASHLIFT_FUNCTION(name, ...) \

@@ -34,6 +34,47 @@ TEST(Builder, TracesAMaskWithLogicalOperators) {
             "mask_mod() { %0 = le kv, q; %1 = sub q, kv; %2 = lt %1, 128; %3 = and %0, %2; return %3 }");
 }
 
+TEST(Builder, TakesAssignmentsThatCompute) {
+  const Captured slopes("slopes", DType::kF32, {8});
+  const auto score_mod = trace_score_mod([&](Expr score, Expr, Expr h, Expr q, Expr kv) {
+    Expr distance = kv;
+    distance -= q;
+    score *= 2.0f;
+    score += slopes[h];
+    score /= distance;
+    return score;
+  });
+  ASSERT_TRUE(score_mod.ok()) << score_mod.error().message;
+  EXPECT_EQ(print_one_line(*score_mod),
+            "score_mod(slopes: f32[8]) { %0 = sub kv, q; %1 = mul score, 2.0; %2 = load slopes[h]; %3 = add %1, %2; "
+            "%4 = to_f32 %0; %5 = div %3, %4; return %5 }");
+  const auto mask_mod = trace_mask_mod([](Expr b, Expr h, Expr q, Expr kv) {
+    q %= 7;
+    kv <<= 2;
+    h >>= 1;
+    Expr keep = kv <= q;
+    keep &= b == 0;
+    keep |= h == 3;
+    keep ^= true;
+    return keep;
+  });
+  ASSERT_TRUE(mask_mod.ok()) << mask_mod.error().message;
+  EXPECT_EQ(print_one_line(*mask_mod),
+            "mask_mod() { %0 = rem q, 7; %1 = shl kv, 2; %2 = shr h, 1; %3 = le %1, %0; %4 = eq b, 0; %5 = and %3, %4; "
+            "%6 = eq %2, 3; %7 = or %5, %6; %8 = xor %7, true; return %8 }");
+}
+
+TEST(Builder, HasTheOperationsWithoutAnOperator) {
+  const auto program = trace_mask_mod([](Expr, Expr, Expr q, Expr kv) {
+    const Expr bits = ushr(bitcast_i32(kv * 0.5f), 3);
+    return ~(sign(kv - q) == 1) & is_finite(bitcast_f32(~bits));
+  });
+  ASSERT_TRUE(program.ok()) << program.error().message;
+  EXPECT_EQ(program->nodes.back().op, Op::k_and);
+  const auto of_float = trace_score_mod([](Expr score, Expr, Expr, Expr, Expr) { return ~score; });
+  EXPECT_FALSE(of_float.ok());
+}
+
 TEST(Builder, ReadsTensorsOfRankZero) {
   const Captured length("length", DType::kI32, {});
   const auto program = trace_mask_mod([&](Expr, Expr, Expr, Expr kv) { return kv < length(); });
