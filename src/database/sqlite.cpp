@@ -134,7 +134,9 @@ Error Connection::failure(int code) {
   fault_ = code == kCorrupt || code == kNoDatabase ? Fault::kCorrupt : Fault::kOther;
   const bool by_folder = code == kReadOnly || code == kInputOutput || code == kFull;
   return not_found("{}: {}{}", file_.string(), library().message(database_.get()),
-                   by_folder ? "; make room, or set FLASHLIFT_CACHE_DIR to another folder" : "");
+                   fault_ == Fault::kCorrupt ? "; `flashlift cache clear` removes it"
+                   : by_folder               ? "; make room, or set FLASHLIFT_CACHE_DIR to another folder"
+                                             : "");
 }
 
 Status Connection::run(const std::string& sql, const std::vector<Value>& values,

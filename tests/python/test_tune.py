@@ -180,6 +180,8 @@ def test_other_versions_are_misses(cache, remember, flashlift):
 def test_clear_says_that_it_could_not_read_the_file(cache, remember, flashlift):
     remember(SQUARE, kv_tile=64)
     (cache / "tuning.sqlite3").write_bytes(b"no database")
+    listed = flashlift("cache", "list").stderr
+    assert "file is not a database; `flashlift cache clear` removes it" in listed
     cleared = json.loads(flashlift("cache", "clear", "--json").stdout)
     assert cleared["tuned"] is None and "tuning.sqlite3" in cleared["problem"] and cleared["kernels"] == 0
     assert not (cache / "tuning.sqlite3").exists()
