@@ -181,6 +181,72 @@ def test_operations_in_place_on_a_mods_own_scalars(name):
     close(flex_attention(*tensors(), score_mod), plain(change))
 
 
+def of_a_view(s):
+    y = s.view_as(s)
+    y.mul_(2)
+    return s
+
+
+def through_a_view(s):
+    y = s.squeeze()[...]
+    s += s
+    return y
+
+
+def of_a_copy(s):
+    y = s.to(torch.float32, copy=True)
+    y.mul_(2)
+    return s + y
+
+
+def of_another_type(s):
+    y = s.to(torch.int32)
+    y += 3
+    return s + y
+
+
+@pytest.mark.parametrize("change", [of_a_view, through_a_view, of_a_copy, of_another_type])
+def test_operations_in_place_change_what_shares_memory(change):
+    want = plain(lambda s: change(s.clone()))
+    close(flex_attention(*tensors(), lambda s, b, h, q, kv: change(s)), want)
+
+
+def of_a_detached_scalar(s):
+    y = s.detach()
+    y += 1
+    return s
+
+
+def of_an_element(s):
+    both = torch.stack([s, -s])
+    both[0] *= 2
+    return both.sum()
+
+
+def of_what_was_expanded(s):
+    both = s.expand(2)
+    s.mul_(3)
+    return both.sum()
+
+
+def into_an_output(s):
+    return torch.mul(s, 2, out=torch.empty(()))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (of_a_detached_scalar, "shares its memory"),
+        (of_an_element, "shares its memory"),
+        (of_what_was_expanded, "shares its memory"),
+        (into_an_output, "writes into out="),
+    ],
+)
+def test_operations_in_place_that_a_trace_cannot_follow(change, words):
+    with pytest.raises(NotImplementedError, match=words):
+        flex_attention(*tensors(), lambda s, b, h, q, kv: change(s))
+
+
 def test_an_exported_model_slices_what_a_mod_captures():
     class Model(torch.nn.Module):
         def __init__(self):

@@ -50,7 +50,12 @@ class Dispatch(TorchDispatchMode):
         if result is NotImplemented:
             raise TraceError(f"{func} has no counterpart in score programs{where()}")
         if not recording.has_gradient and not func._schema.is_mutable:
-            return tree_map_only(torch.Tensor, recording.detached, result)
+            result = tree_map_only(torch.Tensor, recording.detached, result)
+        if _gives_views(func) and recording.is_traced(args[0]):
+            is_detached = not recording.has_gradient or func is torch.ops.aten.detach.default
+            for one in result if isinstance(result, (list, tuple)) else [result]:
+                if one is not args[0]:
+                    recording.note_view(args[0], one, is_detached=is_detached)
         return result
 
     def _decompose(self, func: Any, args: tuple, kwargs: dict) -> Any:
@@ -132,6 +137,15 @@ def _without_gradient(func: Callable) -> Callable:
             return func(*args, **kwargs)
 
     return call
+
+
+def _gives_views(func: Any) -> bool:
+    """Whether the results of an operation share the memory of its first argument. Conversions return the argument
+    itself, or a copy."""
+    if func.overloadpacket in (torch.ops.aten.to, torch.ops.aten.type_as):
+        return False
+    alias = func._schema.arguments[0].alias_info if func._schema.arguments else None
+    return alias is not None and not alias.is_write
 
 
 def _is_indexing(func: Any) -> bool:

@@ -2,6 +2,7 @@
 
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
@@ -36,6 +37,15 @@ class _FloatSymbol(float, Symbol):
     pass
 
 
+@dataclass
+class Sharing:
+    """Traced tensors that have the same memory in PyTorch. They can be written if all are scalars that share their
+    gradient, too."""
+
+    tensors: list[torch.Tensor]
+    are_written_alike: bool = True
+
+
 class Recording:
     """What one trace has recorded. Traced tensors are ordinary tensors (filled with ones), recognised by their
     identity."""
@@ -64,6 +74,7 @@ class Recording:
         self._reaches = Reaches(dict.fromkeys(("b", "h", "q", "kv"), 1), self._number_of_index)
         self.unknown: list[torch.Tensor] = []  # that the mod reads
         self._made: set[int] = set()  # identities of tensors that the mod creates without operands
+        self._sharing: dict[int, Sharing] = {}  # by the identities of traced tensors
         self._wrapped = wrapped
         self.autograd_function: str | None = None
         self.has_gradient = True  # False while the mod runs under torch.no_grad()
@@ -82,6 +93,25 @@ class Recording:
     def bind(self, tensor: torch.Tensor, value: Value) -> None:
         self._values[id(tensor)] = value
         self._alive.append(tensor)
+
+    def note_view(self, tensor: torch.Tensor, view: torch.Tensor, *, is_detached: bool) -> None:
+        """Notes that two traced tensors have the same memory in PyTorch."""
+        sharing = self._sharing.setdefault(id(tensor), Sharing([tensor]))
+        sharing.tensors.append(view)
+        are_scalars = not tensor.dim() and not view.dim()
+        sharing.are_written_alike &= are_scalars and not is_detached and tensor.dtype == view.dtype
+        self._sharing[id(view)] = sharing
+
+    def write(self, tensor: torch.Tensor, node: Node) -> None:
+        """Gives a traced scalar, and all that share its memory, another value."""
+        sharing = self._sharing.get(id(tensor), Sharing([tensor]))
+        if not sharing.are_written_alike:
+            raise TraceError(
+                f"an operation in place changes a tensor that shares its memory with another one{where()}; use an "
+                "operation that returns a new tensor, or change a clone()"
+            )
+        for one in sharing.tensors:
+            self.bind(one, Value.scalar(one.dtype, self.builder.cast(node, one.dtype)))
 
     def keep(self, tensor: torch.Tensor) -> None:
         """Keeps a constant alive as long as the trace depends on identities."""

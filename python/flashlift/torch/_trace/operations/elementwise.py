@@ -118,7 +118,8 @@ def _convert(recording: Recording, func: Any, args: tuple, kwargs: dict) -> torc
     dtype = infer(func, args, kwargs).dtype
     value = recording.value_of(args[0])
     if dtype == value.dtype:
-        return args[0]
+        is_copy = name_of(func) == "_to_copy" or arguments_of(func, args, kwargs).get("copy")
+        return recording.traced(value) if is_copy else args[0]
     return by_element(recording, args[0], [value], lambda builder, node: builder.convert(node, type_of(dtype)), dtype)
 
 

@@ -7,7 +7,6 @@ import torch
 
 from flashlift.torch._trace.lines import TraceError, where
 from flashlift.torch._trace.recording import Recording, Symbol
-from flashlift.torch._trace.values import Value
 
 Handler = Callable[[Recording, Any, tuple, dict], Any]
 TABLE: dict[str, Handler] = {}
@@ -18,6 +17,8 @@ def translate(recording: Recording, func: Any, args: tuple, kwargs: dict) -> Any
     """The traced result of an operation, or NotImplemented."""
     name = name_of(func)
     handler = TABLE.get(name)
+    if any(one.is_out for one in func._schema.arguments):
+        raise TraceError(f"{func} writes into out={where()}; use the result of the operation without it")
     if name.removesuffix("_") not in TAKE_SYMBOLS and any(isinstance(one, Symbol) for one in (*args, *kwargs.values())):
         raise TraceError(f"{func} needs a number that does not change from call to call{where()}")
     if handler is not None:
@@ -33,8 +34,7 @@ def translate(recording: Recording, func: Any, args: tuple, kwargs: dict) -> Any
             value = recording.value_of(args[1])
         else:
             value = recording.value_of(TABLE[same](recording, _overload_like(func, same), args, kwargs))
-        dtype = args[0].dtype
-        recording.bind(args[0], Value.scalar(dtype, recording.builder.cast(value.node, dtype)))
+        recording.write(args[0], value.node)
         return args[0]
     return NotImplemented
 
