@@ -290,3 +290,17 @@ def test_an_export_of_any_length_makes_no_length_a_constant():
     close(exported(*tensors()), plain(lambda s: s * 2))
     shorter = [one[:, :, :7] for one in tensors()]
     close(exported(*shorter), Model(False)(*shorter))
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_an_export_of_any_size_makes_no_size_of_a_captured_tensor_a_constant(strict):
+    class Model(torch.nn.Module):
+        def forward(self, q, documents):
+            return flex_attention(q, q, q, mask_mod=lambda b, h, i, j: documents[b, i] == documents[b, j])
+
+    q, documents = torch.randn(2, 4, 20, 16), (torch.arange(20) // 6).expand(2, -1)
+    batch, length = torch.export.Dim("batch", min=1, max=64), torch.export.Dim("length", min=2, max=64)
+    shapes = ({0: batch, 2: length}, {0: batch, 1: length})
+    exported = torch.export.export(Model(), (q, documents), dynamic_shapes=shapes, strict=strict).module()
+    for given in ((q, documents), (q[:1, :, :9], documents[:1, :9])):
+        close(exported(*given), Model()(*given))

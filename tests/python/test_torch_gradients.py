@@ -258,6 +258,16 @@ def test_jit_trace_of_a_table():
         torch.jit.trace(attend, torch.rand(1, 4, 30, 8))
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
+def test_jit_trace_of_numbers():
+    def attend(q):
+        k = q[:, :2] + 1
+        return flex_attention(q, k, k, lambda s, b, h, i, j: 20.0 * torch.tanh(s / 20.0) - j / 7, enable_gqa=True)
+
+    q = small()[0]
+    torch.testing.assert_close(torch.jit.trace(attend, q * 2)(q), attend(q))
+
+
 class Straight(torch.autograd.Function):
     """Rounds in the forward pass, but not in the backward pass."""
 

@@ -4,8 +4,10 @@ All of it stands here, but for what only Dynamo has, in _attention/dynamo.py: a 
 in two files. What is gone from one fails when flashlift.torch is imported, and not in some call.
 """
 
+import contextlib
 import functools
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -46,6 +48,7 @@ __all__ = [
     "is_traced_by_jit",
     "is_wrapped_by_transform",
     "no_subclasses",
+    "outside_of_jit",
     "set_grad_enabled",
     "sliced_mask_mod_error",
     "to_dlpack",
@@ -123,6 +126,17 @@ def is_seen_by_kernel_alone(keys: Any) -> bool:
 
 def is_traced_by_jit() -> bool:
     return _get_tracing_state() is not None
+
+
+@contextlib.contextmanager
+def outside_of_jit() -> Iterator[None]:
+    """Pauses torch.jit.trace, which would record each operation in this block."""
+    state = _get_tracing_state()
+    _C._set_tracing_state(None)
+    try:
+        yield
+    finally:
+        _C._set_tracing_state(state)
 
 
 def is_making_graph() -> bool:

@@ -20,7 +20,7 @@ from flashlift.torch._internals import disable_modes
 from flashlift.torch._mods import Leaves
 from flashlift.torch._program import LARGEST_ARGUMENT
 from flashlift.torch._run.graphs import prepare_inductor
-from flashlift.torch._trace import Trace, as_tensor, trace
+from flashlift.torch._trace import Trace, as_tensor, hint_of, trace
 
 _NAME = "flashlift_flex_attention"
 
@@ -158,11 +158,6 @@ def _calls_autograd_function(graph: Any) -> bool:
     return any(node.target is apply for node in _nodes(graph))
 
 
-def _hint(size: Any) -> Any:
-    hint = size.node.hint if isinstance(size, torch.SymInt) else size
-    return int(size) if hint is None else hint
-
-
 def _fixed(symbol: Any) -> int | float:
     """The number that a symbol stands for. Dynamo compiles again if the number changes."""
     return float(symbol) if isinstance(symbol, (float, torch.SymFloat)) else int(symbol)
@@ -184,7 +179,7 @@ def _number(symbol: Any) -> torch.Tensor:
 def _stand_in(tensor: torch.Tensor, content: int) -> torch.Tensor:
     """A tensor of this shape with any content: that of captured tensors is unknown while a graph is compiled. Sizes
     that may change are those of the first call."""
-    sizes = [_hint(size) for size in tensor.shape]
+    sizes = [hint_of(size) for size in tensor.shape]
     with disable_modes():  # a plain tensor, not a fake one
         return torch.full((), content, dtype=tensor.dtype, device="cpu").expand(sizes)
 

@@ -1,6 +1,6 @@
 """A score program as text, in the words of docs/problem.md."""
 
-import torch
+import ctypes
 
 from flashlift.torch._program.bounds import Bounds
 from flashlift.torch._program.graph import DTYPE_NAMES, Builder, Capture, Node
@@ -71,5 +71,5 @@ def _print_constant(node: Node) -> str:
         return f"{node.payload}:i64"
     if node.type == "i32":
         return str(node.payload)
-    value = torch.tensor(node.payload, dtype=torch.float64, device="cpu").to(torch.float32)
-    return f"0x{int(value.view(torch.int32).item()) & 0xFFFFFFFF:08x}:f32"
+    bits = ctypes.c_uint32.from_buffer(ctypes.c_float(node.payload)).value
+    return f"0x{bits:08x}:f32"

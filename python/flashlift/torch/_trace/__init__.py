@@ -3,7 +3,7 @@ operations) and write it down (recording, values), giving a record that is used 
 
 from flashlift.torch._trace.functions import IndexByTensors
 from flashlift.torch._trace.lines import TraceError
-from flashlift.torch._trace.record import Trace, as_tensor
+from flashlift.torch._trace.record import Trace, as_tensor, hint_of
 from flashlift.torch._trace.tracing import ARGUMENTS, trace
 
-__all__ = ["ARGUMENTS", "IndexByTensors", "Trace", "TraceError", "as_tensor", "trace"]
+__all__ = ["ARGUMENTS", "IndexByTensors", "Trace", "TraceError", "as_tensor", "hint_of", "trace"]

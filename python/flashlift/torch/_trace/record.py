@@ -25,6 +25,12 @@ class Slot:
     dtype: torch.dtype | None = None  # for a number, the type in which the program reads it
 
 
+def hint_of(size: int | torch.SymInt) -> int:
+    """The size in the first call, if a graph leaves it open: asking for its value would make it a constant."""
+    hint = size.node.hint if isinstance(size, torch.SymInt) else size
+    return int(size) if hint is None else hint
+
+
 class Size(int):
     """The size of a dimension of a captured tensor. In the traced call it has this value; another call may have
     another."""
@@ -32,8 +38,8 @@ class Size(int):
     source: "SizeOf"
 
     @staticmethod
-    def of(size: int, source: "SizeOf") -> "Size":
-        made = Size(size)
+    def of(size: int | torch.SymInt, source: "SizeOf") -> "Size":
+        made = Size(hint_of(size))
         made.source = source
         return made
 

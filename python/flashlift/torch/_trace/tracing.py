@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from flashlift.torch._internals import BELOW_AUTOGRAD, disable_modes
+from flashlift.torch._internals import BELOW_AUTOGRAD, disable_modes, outside_of_jit
 from flashlift.torch._program import Node
 from flashlift.torch._trace.dispatch import Dispatch
 from flashlift.torch._trace.functions import ModFunctions
@@ -51,6 +51,7 @@ def trace(
     unwrapped = Unwrapped()
     with (
         disable_modes(),
+        outside_of_jit(),
         unwrapped.without_transforms(),
         _without_autocast_cache(),
         torch.inference_mode(False),
