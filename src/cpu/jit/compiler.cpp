@@ -150,8 +150,15 @@ Result<std::shared_ptr<Base>> compile(std::unique_ptr<llvm::Module> module, cons
   if (!machine) {
     return llvm_error(machine.takeError(), "find out what this processor is");
   }
+  // The compiler of a session without threads would keep its code generator: 0.6 MiB for each program. This one does
+  // not.
+  const auto make_compiler = [](llvm::orc::JITTargetMachineBuilder builder)
+      -> llvm::Expected<std::unique_ptr<llvm::orc::IRCompileLayer::IRCompiler>> {
+    return std::make_unique<llvm::orc::ConcurrentIRCompiler>(std::move(builder));
+  };
   auto jit = llvm::orc::LLJITBuilder()
                  .setJITTargetMachineBuilder(std::move(*machine))
+                 .setCompileFunctionCreator(make_compiler)
                  .setPlatformSetUp(llvm::orc::setUpInactivePlatform)
                  .create();
   if (!jit) {
