@@ -193,6 +193,33 @@ class Part:
         self.a = a
 
 
+def read_a(score, part):
+    return score * part.a
+
+
+def read_b(score, part):
+    return score * part.b
+
+
+@torch.no_grad()
+def test_a_second_call_walks_once(monkeypatch):
+    walks = []
+
+    class Counted(walk.Walk):
+        def __init__(self, *given):
+            walks.append(self)
+            super().__init__(*given)
+
+    monkeypatch.setattr(families, "Walk", Counted)
+    part = Part(0.5)
+    part.b = 1.5
+    for reader, b in ((read_a, 1.5), (read_b, 1.5), (read_b, 2.5), (read_a, 0.25), (read_b, 0.25), (read_b, 0.5)):
+        part.b = b
+        walks.clear()
+        assert_right(lambda score, b, h, q, kv, reader=reader: reader(score, part))
+    assert len(walks) == 1
+
+
 def test_a_mod_that_leads_to_very_much():
     owner = Part({i: [Part(i), Part(-i)] for i in range(700)})
     owner.bias, owner.factor = torch.nn.Parameter(torch.randn(20)), 0.5

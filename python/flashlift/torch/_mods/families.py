@@ -51,6 +51,8 @@ _families: OrderedDict[Hashable, _Family] = OrderedDict()
 # Keys of mods that read tensors which a walk by names does not find, such as the weights of a module that they call.
 _walked_wholly: OrderedDict[Hashable, None] = OrderedDict()
 _walked_by_paths: OrderedDict[Hashable, None] = OrderedDict()  # codes of mods that lead to very much
+# By the codes of mods that lead to objects: with which names their latest walk began, and which it met.
+_names: OrderedDict[Hashable, tuple[frozenset[str], set[str]]] = OrderedDict()
 
 
 class Leaves(NamedTuple):
@@ -156,14 +158,28 @@ def _codes(value: Any, depth: int = 4) -> Hashable:
 
 def _walked(mod: Callable, wholly: bool = False, by_paths: bool = False) -> tuple[Walk, Hashable]:
     """A walk, and the structure that it found. Any object may be passed to any function of the mod, so that the names
-    in any function apply to all objects."""
+    in any function apply to all objects. If a walk begins with the names of the latest one, and meets the same ones, no
+    other follows."""
+    key = (_codes(mod), wholly, by_paths)
+    known = _names.get(key)
+    if known is not None:
+        walk = Walk(wholly, known[0], by_paths)
+        structure = walk.of(mod, frozenset())
+        if walk.met == known[1] and walk.is_complete:
+            return walk, (structure, walk.layouts())
     names: frozenset[str] = frozenset()
     while True:
         walk = Walk(wholly, names, by_paths)
         structure = walk.of(mod, frozenset())
-        if walk.names_of_all is None or walk.met <= walk.names_of_all:
-            return walk, (structure, walk.layouts())
+        if walk.is_complete:
+            break
         names |= walk.met
+    if names:
+        with _lock:
+            _names[key] = names, walk.met
+            if len(_names) > _CAPACITY:
+                _names.popitem(last=False)
+    return walk, (structure, walk.layouts())
 
 
 def _traced(mod: Callable, kind: str, walk: Walk, key: Hashable) -> tuple[Trace, Leaves]:

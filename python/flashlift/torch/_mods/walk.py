@@ -73,7 +73,7 @@ class Walk:
         self.is_cyclic = False
         self.changes = False  # whether another call may find other values
         self.met: set[str] = set()  # names in the functions that were visited
-        # The names that were looked up in every object; None without objects.
+        # The names that were looked up in every object so far; None without objects.
         self.names_of_all: frozenset[str] | None = None
         self._names = names
         self.tensors: list[torch.Tensor] = []
@@ -87,6 +87,11 @@ class Walk:
         self._open: dict[int, tuple[int, bool]] = {}
         self._in_fixed = int(by_paths)
         self._left = _LARGEST
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all names that functions use were looked up in every object."""
+        return self.names_of_all is None or self.met <= self.names_of_all
 
     def of(self, value: Any, names: frozenset[str]) -> Hashable:
         kind = type(value)
