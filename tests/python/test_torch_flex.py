@@ -275,6 +275,10 @@ def reduces_many(score, b, h, q, kv, table=torch.randn(8, 300)):
     return score + table[q % 8].argmax()
 
 
+def indexes_a_list(score, b, h, q, kv):
+    return score + [1.0, 2.0, 3.0, 4.0][h]
+
+
 def has_none(score, b, h, q, kv):
     return score + torch.lgamma(score)
 
@@ -289,6 +293,7 @@ def has_none(score, b, h, q, kv):
         (reads_traced, r"Tensor\.numpy reads the content"),
         (reads_captured, r"Tensor\.tolist reads the content"),
         (reduces_many, "a minimum or maximum over 300 elements.* 1 to 256"),
+        (indexes_a_list, r"index a tensor, such as torch.tensor\(values\)\[h\]"),
         (has_none, r"aten\.lgamma\.default has no counterpart"),
     ],
 )

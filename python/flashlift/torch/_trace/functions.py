@@ -105,7 +105,15 @@ class ModFunctions(IndexByTensors):
             )
         if func in _MAKES_NUMBER and self._recording.is_open(args[0]):
             seen = self._dispatch.numbers_read
-            number = super().__torch_function__(func, types, args, kwargs)
+            try:
+                number = super().__torch_function__(func, types, args, kwargs)
+            except TraceError as error:
+                if func is torch.Tensor.__index__ and self._recording.is_traced(args[0]):
+                    raise TraceError(
+                        "a list or a range takes a Python number, but a mod's arguments are traced scalars"
+                        f"{where()}; index a tensor, such as torch.tensor(values)[h]"
+                    ) from error
+                raise
             if self._dispatch.numbers_read == seen:
                 raise TraceError(
                     f"a tensor's constructor reads the content of another tensor while the mod is traced{where()}; use "
