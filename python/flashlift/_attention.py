@@ -168,21 +168,9 @@ class Attention:
         lse = np.empty(q.shape[:3], np.float32) if self._info.want_lse else None
         row_max = np.empty(q.shape[:3], np.float32) if self._info.want_row_max else None
         residual = np.empty(out.shape, np.int8) if self._info.want_residual else None
-        self.bind(
-            q,
-            k,
-            v,
-            out,
-            captures=captures,
-            sinks=sinks,
-            lse=lse,
-            row_max=row_max,
-            page_table=page_table,
-            dropout_seed=dropout_seed,
-            dropout_words=dropout_words,
-            keep_mask=keep_mask,
-            residual=residual,
-        )()
+        more = {"sinks": sinks, "lse": lse, "row_max": row_max, "page_table": page_table, "residual": residual}
+        more |= {"dropout_words": dropout_words, "keep_mask": keep_mask}
+        BoundAttention(self, q, k, v, out, self._in_order(captures), more, dropout_seed, writes=True)()
         results = tuple(one for one in (out, lse, row_max, residual) if one is not None)
         return results if len(results) > 1 else out
 
@@ -236,39 +224,17 @@ class Attention:
         out, lse and residual are the results of the forward call; d_out and d_lse (None: zeros) are their gradients.
         """
         _check_dimensions(q=q, k=k, v=v)
+        more = {"sinks": sinks, "lse": lse, "row_max": row_max, "residual": residual}
+        more |= {"dropout_words": dropout_words, "keep_mask": keep_mask}
         captures = self._in_order(captures)
-        wanted = self._known(wanted)
-        by_name = dict(zip(self.captures, captures, strict=True))
+        forward = BoundAttention(self, q, k, v, out, captures, more, dropout_seed)
+        shapes = {name: one.shape for name, one in zip(self.captures, captures, strict=True)}
         d_q, d_k, d_v = (np.empty(array.shape, numpy_type(self._info.dtype)) for array in (q, k, v))
-        gradients = Gradients(
-            d_q,
-            d_k,
-            d_v,
-            {name: np.empty(by_name[name].shape, np.float32) for name in wanted},
-            None if sinks is None else np.empty(sinks.shape, np.float32),
-        )
-        self.bind_backward(
-            q,
-            k,
-            v,
-            out,
-            d_out,
-            captures=captures,
-            sinks=sinks,
-            lse=lse,
-            d_lse=d_lse,
-            d_q=gradients.q,
-            d_k=gradients.k,
-            d_v=gradients.v,
-            d_captures=gradients.captures,
-            d_sinks=gradients.sinks,
-            row_max=row_max,
-            dropout_seed=dropout_seed,
-            dropout_words=dropout_words,
-            keep_mask=keep_mask,
-            residual=residual,
-        )()
-        return gradients
+        d_captures = {name: np.empty(shapes[name], np.float32) for name in self._known(wanted)}
+        d_sinks = None if sinks is None else np.empty(sinks.shape, np.float32)
+        written = {"d_q": d_q, "d_k": d_k, "d_v": d_v, "d_sinks": d_sinks}
+        BoundBackward(forward, d_out, d_lse, written, d_captures)()
+        return Gradients(d_q, d_k, d_v, d_captures, d_sinks)
 
     def __reduce__(self) -> str | tuple[Any, ...]:
         raise TypeError(
@@ -357,6 +323,10 @@ class Attention:
             return [captures[name] for name in self.captures]
         if not isinstance(captures, Collection) or isinstance(captures, str) or hasattr(captures, "__dlpack__"):
             raise InvalidArgumentError(f"captures is a {type(captures).__name__}; expected arrays by name, or a list")
+        if len(captures) != len(self.captures):
+            raise InvalidArgumentError(
+                f"captures has {len(captures)} arrays; expected {len(self.captures)} captured tensors: {self.captures}"
+            )
         return captures
 
 

@@ -111,6 +111,10 @@ def test_errors():
             attention.bind_backward(Q, K, V, out, D_OUT, **arguments)()
     with pytest.raises(flashlift.InvalidArgumentError, match="no captured tensor"):
         attention.backward(Q, K, V, out, D_OUT, wanted=["table"])
+    with pytest.raises(flashlift.InvalidArgumentError, match="captures has 1 arrays; expected 0 captured tensors"):
+        attention.backward(Q, K, V, out, D_OUT, captures=[TABLE])
+    with pytest.raises(flashlift.InvalidArgumentError, match="sinks is a list"):
+        attention.backward(Q, K, V, out, D_OUT, sinks=[0.5])
     with pytest.raises(flashlift.UnsupportedError, match="not normalised"):
         flashlift.compile("attn b2 hq4 hkv2 s33 d16 f32 unnormalized").backward(Q, K, V, out, D_OUT)
     lookup = "mask_mod(ids: i32[?]) { %0 = load ids[kv]; %1 = le %0, q; return %1 }"
