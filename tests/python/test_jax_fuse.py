@@ -210,6 +210,23 @@ def test_weak_types_and_scalars():
     assert_same(fused(q, 2), jax.jit(function)(q, 2))
 
 
+def test_prng_keys_among_arguments_and_results():
+    q = normal(1, 16, 2, 8)
+
+    def function(q, key):
+        kept = jax.random.bernoulli(key, 0.5, q.shape)
+        return attention(q, q, q) * kept, jax.random.split(key)
+
+    fused = flashlift.jax.fuse(function)
+    loss = lambda f: jax.grad(lambda *given: f(*given)[0].sum())
+    for key in (jax.random.key(1), jax.random.key(2, impl="rbg"), jax.random.PRNGKey(3)):
+        ours, theirs = fused(q, key), function(q, key)
+        assert_same(ours[0], theirs[0])
+        assert fused.report.fused_count == 1
+        assert ours[1].dtype == theirs[1].dtype and (ours[1] == theirs[1]).all()
+        assert_same(loss(fused)(q, key), loss(function)(q, key))
+
+
 def test_bfloat16():
     q, k, v = (normal(1, 64, 2, 16, dtype=jnp.bfloat16) for _ in range(3))
     fused = flashlift.jax.fuse(attention, strict=True)

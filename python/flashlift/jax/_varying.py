@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 
@@ -37,7 +36,7 @@ def result_type(
 
 
 def result_aval(
-    shape: Sequence[Any], dtype: jax.typing.DTypeLike, operands: Sequence[Any], spec: PartitionSpec | None = None
+    shape: Sequence[Any], dtype: Any, operands: Sequence[Any], spec: PartitionSpec | None = None
 ) -> jax.core.ShapedArray:
     """The same for the abstract operands of a primitive. spec: the explicit axes that split the result."""
     axes = frozenset(_varying_axes(operands))
@@ -47,11 +46,11 @@ def result_aval(
         mesh = next(typed, mesh)
     sharding = NamedSharding(mesh, spec or PartitionSpec())
     if not axes:
-        return jax.core.ShapedArray(tuple(shape), jnp.dtype(dtype), sharding=sharding)
+        return jax.core.ShapedArray(tuple(shape), dtype, sharding=sharding)
     if not hasattr(jax.sharding, "ManualAxisType"):  # before JAX 0.10.1
-        return jax.core.ShapedArray(tuple(shape), jnp.dtype(dtype), sharding=sharding, vma=axes)  # type: ignore[call-arg]
+        return jax.core.ShapedArray(tuple(shape), dtype, sharding=sharding, vma=axes)  # type: ignore[call-arg]
     manual = jax.sharding.ManualAxisType(varying=axes)
-    return jax.core.ShapedArray(tuple(shape), jnp.dtype(dtype), sharding=sharding, manual_axis_type=manual)
+    return jax.core.ShapedArray(tuple(shape), dtype, sharding=sharding, manual_axis_type=manual)
 
 
 def _varying_axes(operands: Sequence[jax.Array]) -> tuple[str, ...]:
