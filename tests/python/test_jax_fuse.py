@@ -1,5 +1,6 @@
 """flashlift.jax.fuse finds and fuses the attention in JAX functions."""
 
+import functools
 import re
 
 import flashlift
@@ -225,6 +226,33 @@ def test_prng_keys_among_arguments_and_results():
         assert fused.report.fused_count == 1
         assert ours[1].dtype == theirs[1].dtype and (ours[1] == theirs[1]).all()
         assert_same(loss(fused)(q, key), loss(function)(q, key))
+
+
+def test_methods():
+    q = normal(1, 16, 2, 8)
+
+    class Model:
+        def __init__(self, factor):
+            self.factor = factor
+
+        @functools.partial(flashlift.jax.fuse, static_argnums=0)
+        def attend(self, q):
+            return attention(q, q, q) * self.factor
+
+    for factor in (2.0, 3.0):
+        assert_same(Model(factor).attend(q), factor * attention(q, q, q))
+    assert Model.attend.report.fused_count == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "by_name", "argument"),
+    [((3, "silu"), {}, r"\[1\] is 'silu'"), ((), {"x": 3, "to": [jax.nn.silu]}, r"\['to'\]\[0\] is <")],
+)
+def test_arguments_that_are_no_arrays(arguments, by_name, argument):
+    fused = flashlift.jax.fuse(lambda x, to: x)
+    for call in (fused, fused.analyze):
+        with pytest.raises(TypeError, match=argument + ".*expected an array.*static_argnames"):
+            call(*arguments, **by_name)
 
 
 def test_bfloat16():

@@ -10,6 +10,7 @@ import inspect
 import math
 import re
 import threading
+import types
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,7 +25,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from flashlift import stablehlo
 from flashlift._errors import FlashliftError, InvalidArgumentError, UnsupportedError
-from flashlift.jax._arguments import check_flag
+from flashlift.jax._arguments import check_flag, short
 from flashlift.jax._export import export_checks
 from flashlift.jax._fused_module import FusedModule
 from flashlift.jax._register import register
@@ -95,6 +96,10 @@ class FusedFunction:
         _, call, leaves = self._prepare(args, kwargs)
         return call(*vary_together(leaves))
 
+    def __get__(self, instance: Any, owner: Any = None) -> Callable:
+        """As a method of a class, whose object is the first argument."""
+        return self if instance is None else types.MethodType(self, instance)
+
     @property
     def report(self) -> Report:
         """What was found for the shapes of the latest call."""
@@ -112,7 +117,12 @@ class FusedFunction:
         dynamic_args = tuple(value for i, value in enumerate(args) if i not in static_args)
         dynamic_kwargs = {name: value for name, value in kwargs.items() if name not in static_kwargs}
         leaves, tree = jax.tree.flatten((dynamic_args, dynamic_kwargs))
-        shapes = [_shape_of(leaf) for leaf in leaves]
+        try:
+            shapes = [_shape_of(leaf) for leaf in leaves]
+        except TypeError:
+            _check_arrays({i: value for i, value in enumerate(args) if i not in static_args})
+            _check_arrays(dynamic_kwargs)
+            raise
         key = (
             tree,
             _key_of(shapes),
@@ -279,6 +289,17 @@ def _mesh_of(jaxpr: Any) -> Mesh | None:
             if isinstance(mesh, Mesh) and AxisType.Auto in mesh.axis_types:
                 return mesh
     return None
+
+
+def _check_arrays(arguments: dict[Any, Any]) -> None:
+    for path, leaf in jax.tree_util.tree_leaves_with_path(arguments):
+        try:
+            _shape_of(leaf)
+        except TypeError as error:
+            raise TypeError(  # as of jax.jit
+                f"argument {jax.tree_util.keystr(path)} is {short(leaf)}; expected an array or a number: name other "
+                "arguments in static_argnums or static_argnames"
+            ) from error
 
 
 def _shape_of(value: Any) -> jax.ShapeDtypeStruct:
