@@ -273,6 +273,48 @@ def test_many_layers_in_a_scan():
     assert fused.report.fused_count == 1
 
 
+def test_large_arrays_from_outside_are_no_text():
+    q, weights = normal(1, 16, 2, 8), normal(40, 1000)
+
+    def function(q):
+        return attention(q, q, q) * jnp.where(weights > 0, weights, 0.5).sum()
+
+    fused = flashlift.jax.fuse(function)
+    assert_same(fused(q), function(q), atol=1e-2)
+    assert fused.report.fused_count == 1 and len(fused.report.module) < weights.nbytes
+    gradient = lambda f: jax.jit(jax.grad(lambda q: (f(q) ** 2).sum()))
+    np.testing.assert_allclose(gradient(fused)(q), gradient(function)(q), rtol=1e-3)
+    batch = jnp.stack([q, 2 * q])
+    assert_same(jax.vmap(fused)(batch), jax.vmap(function)(batch), atol=1e-2)
+
+
+def test_large_arrays_from_outside_of_what_stays_unfused():
+    x, weights = normal(40), normal(40, 1000)
+    for function in (
+        lambda x: {"out": x @ weights},
+        lambda x: {"out": x @ weights + jax.pure_callback(lambda: np.float32(2), jax.ShapeDtypeStruct((), "float32"))},
+    ):
+        fused = flashlift.jax.fuse(function)
+        assert_same(fused(x), function(x), atol=1e-4)
+        assert fused.report.fused_count == 0 and fused.report.reason
+
+
+@pytest.mark.parametrize("transformation", [jax.jit, jax.grad])
+def test_arrays_of_a_transformation_around(transformation):
+    q = normal(1, 16, 2, 8)
+    reports = []
+
+    def outer(factor):
+        fused = flashlift.jax.fuse(lambda q: attention(q * factor, q, q))
+        result = fused(q).sum()
+        reports.append(fused.report)
+        return result
+
+    plain = lambda factor: attention(q * factor, q, q).sum()
+    assert_same(transformation(outer)(1.5), transformation(plain)(1.5))
+    assert reports[0].fused_count == 0 and "expected such arrays among its arguments" in reports[0].reason
+
+
 def test_nothing_to_fuse():
     x = normal(4, 4)
     fused = flashlift.jax.fuse(lambda x: {"y": x @ x})

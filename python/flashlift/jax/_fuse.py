@@ -45,6 +45,10 @@ except ImportError:
 source_info_util.register_exclusion(__file__)
 
 
+# Bytes of an array that a function reads from outside. Larger ones become arguments.
+_LARGEST_IN_MODULE = 1 << 16
+
+
 @dataclass(frozen=True)
 class Report:
     """What was found in a function for one set of shapes."""
@@ -239,8 +243,17 @@ def _export_and_fuse(flat: Callable, shapes: list[jax.ShapeDtypeStruct], strict:
     try:
         if platform not in ("cpu", "cuda"):
             raise UnsupportedError(f"JAX runs on {platform}, and Flashlift's handler is for the CPU and for CUDA")
-        exported = export.export(jitted, disabled_checks=export_checks())(*shapes)
-        traced = jitted.trace(*shapes).jaxpr
+        of_function = jitted.trace(*shapes)
+        if len(of_function.jaxpr.in_avals) > len(shapes):
+            raise UnsupportedError(
+                "the function reads an array that belongs to a transformation around it, such as jax.jit or jax.grad; "
+                "expected such arrays among its arguments"
+            )
+        constants, with_constants = _with_large_constants(flat.__name__, of_function.jaxpr)
+        whole_function = jax.jit(with_constants) if constants else jitted
+        shapes = [*map(_shape_of, constants), *shapes]
+        exported = export.export(whole_function, disabled_checks=export_checks())(*shapes)
+        traced = whole_function.trace(*shapes).jaxpr
         if exported.ordered_effects:
             raise UnsupportedError("the function has ordered effects; take what has them out of it")
         original = exported.mlir_module()
@@ -265,18 +278,38 @@ def _export_and_fuse(flat: Callable, shapes: list[jax.ShapeDtypeStruct], strict:
         return jitted, report
     register()
     assert isinstance(fused.module, str), "text gives text"
+    out_tree = jax.tree.structure(of_function.out_info)
     module = FusedModule(
         flat.__name__, fused.module, platform, tuple(traced.out_avals), tuple(exported.module_kept_var_idx)
     )
 
     def run(*leaves: Any) -> Any:
+        leaves = (*constants, *leaves)
         if mesh is not None:  # no equation of the caller names the module's devices
             anywhere = [PartitionSpec(*[PartitionSpec.UNCONSTRAINED] * jnp.ndim(one)) for one in leaves]
             shardings = [NamedSharding(mesh, one) for one in anywhere]
             leaves = tuple(map(jax.lax.with_sharding_constraint, leaves, shardings))
-        return jax.tree.unflatten(exported.out_tree, module(*leaves))
+        return jax.tree.unflatten(out_tree, module(*leaves))
 
     return run, Report(fused.candidates, "", original, fused.module)
+
+
+def _with_large_constants(name: str, closed: ClosedJaxpr) -> tuple[list[Any], Callable]:
+    """The large arrays that a function reads from outside, such as a model's weights, and the function of these and of
+    its arguments. As text in its module, they would take minutes and several times their memory. Integers and booleans
+    stay there, since they may say which keys are masked."""
+    is_large = [
+        jnp.issubdtype(one.dtype, jnp.floating) and one.nbytes > _LARGEST_IN_MODULE for one in closed.consts
+    ]
+    count = sum(is_large)
+
+    def function(*given: Any) -> list[Any]:
+        large = iter(given[:count])
+        constants = [next(large) if of_call else one for of_call, one in zip(is_large, closed.consts, strict=True)]
+        return jax.core.eval_jaxpr(closed.jaxpr, constants, *given[count:])
+
+    function.__name__ = name
+    return [one for of_call, one in zip(is_large, closed.consts, strict=True) if of_call], function
 
 
 def _mesh_of(jaxpr: Any) -> Mesh | None:
