@@ -2,6 +2,7 @@
 
 import functools
 import re
+import threading
 
 import flashlift
 import flashlift.jax
@@ -242,6 +243,24 @@ def test_methods():
     for factor in (2.0, 3.0):
         assert_same(Model(factor).attend(q), factor * attention(q, q, q))
     assert Model.attend.report.fused_count == 1
+
+
+def test_a_function_that_calls_itself():
+    q = normal(1, 16, 2, 8)
+
+    @functools.partial(flashlift.jax.fuse, static_argnums=1)
+    def layers(q, count):
+        out = attention(q, q, q)
+        return out if count == 1 else layers(out, count - 1)
+
+    # In a thread, since a failure is a thread that waits for itself.
+    results = []
+    thread = threading.Thread(target=lambda: results.append(layers(q, 2)), daemon=True)
+    thread.start()
+    thread.join(timeout=60)
+    assert results, "the call has not returned"
+    out = attention(q, q, q)
+    assert_same(results[0], attention(out, out, out))
 
 
 @pytest.mark.parametrize(

@@ -92,7 +92,7 @@ class FusedFunction:
         self._function = function
         self._static_argnums, self._static_argnames = _static_arguments(function, static_argnums, static_argnames)
         self._strict = strict
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # the function may call itself
         self._prepared: dict[Hashable, tuple[Callable, Report]] = {}
         self._latest: Report | None = None
 
@@ -298,9 +298,7 @@ def _with_large_constants(name: str, closed: ClosedJaxpr) -> tuple[list[Any], Ca
     """The large arrays that a function reads from outside, such as a model's weights, and the function of these and of
     its arguments. As text in its module, they would take minutes and several times their memory. Integers and booleans
     stay there, since they may say which keys are masked."""
-    is_large = [
-        jnp.issubdtype(one.dtype, jnp.floating) and one.nbytes > _LARGEST_IN_MODULE for one in closed.consts
-    ]
+    is_large = [jnp.issubdtype(one.dtype, jnp.floating) and one.nbytes > _LARGEST_IN_MODULE for one in closed.consts]
     count = sum(is_large)
 
     def function(*given: Any) -> list[Any]:
