@@ -1,6 +1,8 @@
 """flashlift.jax.fuse finds and fuses the attention in JAX functions."""
 
+import copy
 import functools
+import pickle
 import re
 import threading
 
@@ -243,6 +245,14 @@ def test_methods():
     for factor in (2.0, 3.0):
         assert_same(Model(factor).attend(q), factor * attention(q, q, q))
     assert Model.attend.report.fused_count == 1
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))])
+def test_copies(copied):
+    q = normal(1, 16, 2, 8)
+    fused = copied(flashlift.jax.fuse(attention, static_argnames="causal", strict=True))
+    assert_same(fused(q, q, q, causal=True), attention(q, q, q, causal=True))
+    assert "mask_mod" in fused.report.problems[0]
 
 
 def test_a_function_that_calls_itself():

@@ -104,6 +104,10 @@ class FusedFunction:
         """As a method of a class, whose object is the first argument."""
         return self if instance is None else types.MethodType(self, instance)
 
+    def __reduce__(self) -> tuple:
+        """A copy, such as of a model that holds this function, fuses anew."""
+        return FusedFunction, (self._function, self._static_argnums, self._static_argnames, self._strict)
+
     @property
     def report(self) -> Report:
         """What was found for the shapes of the latest call."""
