@@ -218,9 +218,10 @@ def fuse(
 ) -> FusedFunction:
     """Returns `function`, jitted, with the attention in it replaced by fused kernels.
 
-    Arguments may be any pytrees of arrays; static ones are named as for jax.jit. Each new set of shapes is exported and
-    fused once. If nothing can be fused, the function runs unchanged, and `report` gives the reason; with strict=True
-    this is an UnsupportedError.
+    Arguments may be any pytrees of arrays; static ones are named as for jax.jit, such as the object of a method. Arrays
+    that `function` reads from outside must have values: pass those of a jax.jit or jax.grad around the call as
+    arguments. Each new set of shapes is exported and fused once. If nothing can be fused, the function runs
+    unchanged, and `report` gives the reason; with strict=True this is an UnsupportedError.
 
     jax.jit, jax.vmap and jax.grad of the result work. The attention in a gradient is fused, too, forward and backward,
     whether `function` is differentiated here or inside (`fuse(jax.grad(loss))`), once or, as for unfused functions,
