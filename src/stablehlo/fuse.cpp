@@ -293,17 +293,9 @@ class Fuser {
   // whatever its own attempt failed with.
   std::string reason_of(mlir::Operation* product, const Refusal& refusal) {
     constexpr Reason kOfPairsThatAreNone[] = {
-        Reason::kAcrossPlaces,
-        Reason::kReadAcrossPlaces,
-        Reason::kNotUnderstood,
-        Reason::kReducesOverMore,
-        Reason::kNoKeys,
-        Reason::kNoExponential,
-        Reason::kOwnWeights,
-        Reason::kNotDivided,
-        Reason::kOwnWeightsInSum,
-        Reason::kOutputDimensions,
-        Reason::kGradientOfValuesAlone,
+        Reason::kAcrossPlaces,    Reason::kReadAcrossPlaces, Reason::kNotUnderstood,    Reason::kComputesInF64,
+        Reason::kReducesOverMore, Reason::kNoKeys,           Reason::kNoExponential,    Reason::kOwnWeights,
+        Reason::kNotDivided,      Reason::kOwnWeightsInSum,  Reason::kOutputDimensions, Reason::kGradientOfValuesAlone,
         Reason::kProductBetween,
     };
     const std::string place = describe(product->getLoc());

@@ -253,6 +253,12 @@ def test_products_of_a_backward_pass_name_the_attention_that_stays():
     assert all("it is computed from the scores of the attention at" in each for each in found[1:])
 
 
+def test_scores_in_f64():
+    text = module(SCORES, softmax(), output()).replace("f32", "f64")
+    (candidate,) = flashlift.stablehlo.fuse(text).candidates
+    assert "in f64" in candidate.reason and "convert" in candidate.reason, candidate.reason
+
+
 def test_a_maximum_over_more_than_the_keys():
     def function(q, k, v):
         s = q @ k.mT

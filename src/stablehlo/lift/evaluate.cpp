@@ -519,6 +519,9 @@ SymId Evaluator::score(const std::vector<Index>& indices) {
 SymId Evaluator::leaf(mlir::Value value, const std::vector<Index>& indices) {
   mlir::Operation* op = value.getDefiningOp();
   if (op != nullptr && depends_on_score_(op)) {
+    if (dtype(value.getType()) == DType::kF64) {
+      return fail(refuse<Reason::kComputesInF64>(op->getName().getStringRef().str(), describe(op->getLoc())));
+    }
     const auto how = kind(op) == OpKind::kReduce ? reduction(op) : std::nullopt;
     if (how && (how->reducer == Reducer::kMaximum || how->reducer == Reducer::kAdd)) {
       return fail(refuse<Reason::kReducesOverMore>(op->getName().getStringRef().str(), describe(op->getLoc())));

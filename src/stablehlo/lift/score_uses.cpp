@@ -188,7 +188,8 @@ ScoreUses UseReader::read() {
 
 bool UseReader::read_user(mlir::Operation* user, mlir::Operation* operand) {
   // These reasons are worded for operations between the two products.
-  constexpr Reason kOfOperationsBetween[] = {Reason::kProductBetween, Reason::kReducesOverMore, Reason::kNotUnderstood};
+  constexpr Reason kOfOperationsBetween[] = {Reason::kProductBetween, Reason::kReducesOverMore, Reason::kNotUnderstood,
+                                             Reason::kComputesInF64};
   const auto end = [&](std::optional<Refusal> why) {
     if (why && llvm::is_contained(kOfOperationsBetween, why->reason)) {
       why.reset();
