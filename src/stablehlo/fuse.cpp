@@ -49,6 +49,7 @@ class Fuser {
     merge_equal_branches(module_);
     use_static_shapes(module_);
     read_products();
+    split_sums_of_softmaxes();
     llvm::SmallVector<mlir::Operation*> cudnn_calls;
     module_.op()->walk<mlir::WalkOrder::PreOrder>([&](mlir::Operation* op) {
       if (is_cudnn_attention(op)) {
@@ -123,6 +124,20 @@ class Fuser {
     if (!is_any_near) {
       for (; !read_otherwise_.empty(); read_otherwise_.pop_back()) {
         stablehlo::take_back(read_otherwise_.back());
+      }
+    }
+  }
+
+  void split_sums_of_softmaxes() {
+    std::vector<mlir::Operation*> sums;
+    module_.op()->walk([&](mlir::Operation* op) {
+      if (kind(op) == OpKind::kAdd || kind(op) == OpKind::kSubtract) {
+        sums.push_back(op);
+      }
+    });
+    for (; !sums.empty(); sums.pop_back()) {  // a sum before its terms
+      if (auto split = split_sum_of_softmaxes(sums.back())) {
+        read_otherwise_.push_back(*std::move(split));
       }
     }
   }

@@ -3,9 +3,10 @@
     build/venv/bin/python tests/corpus/random_steps.py [--seed N] [--first N] [--count N] [--print]
 
 Dropout by random bits, of all ranks, joined, repeated and inverted, at rates that are right and wrong; probabilities
-masked again, renormalised, cleaned, cut and scaled; barriers, roundings and checkpoint policies anywhere between the
-products; several layouts, shared heads, two attentions of common tensors; probabilities, maxima and entropies with
-further readers; gradients that are changed on their way. A line for each module that disagrees makes that module again.
+masked again, renormalised, cleaned, cut and scaled, or less those of another softmax; barriers, roundings and
+checkpoint policies anywhere between the products; several layouts, shared heads, two attentions of common tensors;
+probabilities, maxima and entropies with further readers; gradients that are changed on their way. A line for each
+module that disagrees makes that module again.
 """
 
 import sys
@@ -182,6 +183,22 @@ CHANGES = {
 }
 
 
+def draw_second(draw, B, H, S):
+    """A function from the probabilities of two softmaxes to one factor of the values."""
+    shape = draw.one_of(((), (H, 1, 1), (B, 1, S, 1), (B, H, S, 1)))
+    weight = draw.normal(*shape)
+    kind = draw.one_of(("difference", "weighted", "mixed", "scaled", "negative", "sum"))
+    draw.say(f"second softmax {kind} {shape}".replace(",", " "))
+    return {
+        "difference": lambda p, r, given: p - r,
+        "weighted": lambda p, r, given: p - weight(given) * r,
+        "mixed": lambda p, r, given: weight(given) * p + (1 - weight(given)) * r,
+        "scaled": lambda p, r, given: (p - r * weight(given)) / 3,
+        "negative": lambda p, r, given: -p + r,
+        "sum": lambda p, r, given: r + p,
+    }[kind]
+
+
 def draw_change(draw, odds):
     """A change of the gradient where it passes."""
     if not draw.chance(odds):
@@ -224,6 +241,7 @@ def draw_module(rng):
         steps.append(
             draw_dropout(draw, key, (B, H, S, T)) if draw.chance(0.6) else draw_afterwards(draw, keep, (B, H, S, T))
         )
+    combine = draw_second(draw, B, H, S) if draw.chance(0.15) else None
     gradients = draw.chance(0.6)
     changes = [draw_change(draw, 0.04 if gradients else 0) for _ in range(4)]
     readers = draw.one_of(("output", "probabilities", "maximum", "entropy", "two"), [0.88, 0.03, 0.03, 0.03, 0.03])
@@ -234,6 +252,9 @@ def draw_module(rng):
         s = holds[1](mask(s, given))
         p = holds[2](changes[2](softmax(s)))
         weights = p
+        if combine:
+            other = jnp.einsum(f"{of_q},{of_k}->{of_s}", jnp.cos(q), k)
+            weights = combine(p, softmax(mask(other, given)), given)
         for step in steps:
             weights = step(weights, given)
         o = changes[3](jnp.einsum(f"{of_s},{of_v}->{of_o}", holds[3](weights), v))

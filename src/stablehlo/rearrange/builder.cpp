@@ -47,6 +47,10 @@ mlir::Value Builder::constant(mlir::Location location, mlir::DenseElementsAttr e
   return note(build(builder_, location, "stablehlo.constant", {}, mlir::TypeRange(elements.getType()), number));
 }
 
+mlir::Value Builder::add(mlir::Location location, mlir::Value x, mlir::Value y) {
+  return note(build(builder_, location, "stablehlo.add", {x, y}, mlir::TypeRange(x.getType())));
+}
+
 mlir::Value Builder::multiply(mlir::Location location, mlir::Value x, mlir::Value y) {
   return note(build(builder_, location, "stablehlo.multiply", {x, y}, mlir::TypeRange(x.getType())));
 }

@@ -27,6 +27,7 @@ class Builder {
   mlir::Value broadcast(mlir::Location location, mlir::Value value, mlir::RankedTensorType type,
                         llvm::ArrayRef<int64_t> dims);
   mlir::Value constant(mlir::Location location, mlir::DenseElementsAttr elements);
+  mlir::Value add(mlir::Location location, mlir::Value x, mlir::Value y);
   mlir::Value multiply(mlir::Location location, mlir::Value x, mlir::Value y);
   mlir::Value reshape(mlir::Location location, mlir::Value value, llvm::ArrayRef<int64_t> dims);
   mlir::Value transpose(mlir::Location location, mlir::Value value, llvm::ArrayRef<int64_t> permutation);

@@ -45,6 +45,9 @@ std::optional<Rearrangement> log_sum_of_other_base(mlir::Operation* sum);
 // For sums of added tensors, each of which may be a gradient of scores of several attentions (such as layers that share
 // a bias): adds their sums instead, so that each attention has its own.
 std::optional<Rearrangement> sum_gradients_apart(mlir::Operation* product);
+// For a sum or difference of softmaxes that products read: the sum of the products with each of them instead. Reads
+// negative products with the same values, which are the gradient of a subtracted softmax, as multiplied by -1.
+std::optional<Rearrangement> split_sum_of_softmaxes(mlir::Operation* sum);
 // Restores the original.
 void take_back(const Rearrangement& rearrangement);
 

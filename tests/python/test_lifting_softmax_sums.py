@@ -1,0 +1,140 @@
+"""Values that are weighted by a sum or difference of several softmaxes, as in the Differential Transformer: each one is
+fused. Compared with XLA's results of the original, in both directions.
+"""
+
+import flashlift.jax
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from test_lifting_rules import D, H, S, T, assert_left_alone, fused, products, qkv, weigh
+
+RNG = np.random.default_rng(17)
+CAUSAL = jnp.arange(T) <= jnp.arange(S)[:, None] + 2
+KEPT = jnp.asarray(RNG.random((H, S, T)) < 0.8)
+NUMBER, NUMBERS = jnp.asarray(0.3, jnp.float32), jnp.linspace(-0.5, 0.5, H, dtype=jnp.float32)
+
+
+def softmax(q, k, low=-1e9):
+    return jax.nn.softmax(jnp.where(CAUSAL, products(q, k) / 4, low), -1)
+
+
+def operands(dtype=jnp.float32):
+    """Queries, keys and values, and the queries and keys of another softmax."""
+    q, k, v = qkv(dtype=dtype)
+    return q, k, v, jnp.flip(q, 2) + 0.25, jnp.flip(k, 2) - 0.25
+
+
+def check(function, *arguments, gradients, count=2, tolerance=2e-5):
+    """All attentions are fused, each with its gradient."""
+    candidates, report = fused(function, *arguments, gradients=gradients, tolerance=tolerance)
+    assert len(candidates) == count and all(candidate.fused for candidate in candidates), report
+
+
+COMBINED = {
+    "difference": lambda p, r, w: p - r,
+    "sum": lambda p, r, w: p + r,
+    "mean": lambda p, r, w: (p + r) / 2,
+    "negative first": lambda p, r, w: -p + r,
+    "weighted difference": lambda p, r, w: p - w * r,
+    "both weighted": lambda p, r, w: (1 - w) * p + w * r,
+    "scaled difference": lambda p, r, w: 0.5 * (p - w * r),
+    "cleared rows": lambda p, r, w: jnp.where(jnp.arange(S)[:, None] < 5, p - w * r, 0),
+    "dropout": lambda p, r, w: jnp.where(KEPT, p + r, 0) / 0.8,
+}
+
+
+@pytest.mark.parametrize("weight", [NUMBER, NUMBERS[:, None, None]], ids=["number", "heads"])
+@pytest.mark.parametrize("name", COMBINED)
+@pytest.mark.parametrize("gradients", [False, True])
+def test_each_softmax_of_a_sum_is_fused(name, weight, gradients):
+    def attention(w, q, k, v, q2, k2):
+        return weigh(COMBINED[name](softmax(q, k), softmax(q2, k2), w), v)
+
+    check(attention, weight, *operands(), gradients=gradients)
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+def test_the_gradient_by_the_values_of_a_difference(gradients):
+    """Of the arguments, the first three are differentiated."""
+
+    def attention(v, q2, k2, q, k):
+        return weigh(softmax(q, k, -jnp.inf) - 0.3 * softmax(q2, k2, -jnp.inf), v)
+
+    q, k, v, q2, k2 = operands()
+    check(attention, v, q2, k2, q, k, gradients=gradients)
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+def test_three_softmaxes(gradients):
+    def attention(q, k, v, q2, k2):
+        return weigh(softmax(q, k) - 0.3 * softmax(q2, k2) + 0.1 * softmax(q + q2, k2), v)
+
+    check(attention, *operands(), gradients=gradients, count=3)
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+def test_a_recomputed_difference(gradients):
+    attention = lambda q, k, v: weigh(softmax(q, k) - 0.3 * softmax(jnp.sin(q), jnp.cos(k)), v)
+    check(jax.checkpoint(attention), *qkv(), gradients=gradients, count=4 if gradients else 2)
+
+
+@pytest.mark.parametrize("combine", [lambda p, r: p - jnp.bfloat16(0.3) * r, lambda p, r: 0.7 * p + r])
+@pytest.mark.parametrize("gradients", [False, True])
+def test_a_difference_in_bf16(combine, gradients):
+    def attention(q, k, v, q2, k2):
+        return weigh(combine(softmax(q, k), softmax(q2, k2)).astype(jnp.bfloat16), v)
+
+    check(attention, *operands(jnp.bfloat16), gradients=gradients, tolerance=3e-2)
+
+
+def test_nearly_equal_softmaxes_in_bf16_are_subtracted_before_they_are_rounded():
+    """Rounded outputs would differ from each other by as much as their rounding."""
+
+    def attention(q, k, v, k2):
+        p, r = (jax.nn.softmax(products(q, x).astype(jnp.float32) / 4, -1) for x in (k, k2))
+        return weigh((p - r).astype(v.dtype), v)
+
+    q, k, v = qkv(dtype=jnp.bfloat16)
+    arguments = q, k, v + 8, (k * jnp.bfloat16(1.05)).astype(jnp.bfloat16)
+    mine = flashlift.jax.fuse(attention)
+    got = np.asarray(mine(*arguments), np.float32)
+    want = np.asarray(attention(*(x.astype(jnp.float32) for x in arguments)))
+    assert mine.report.fused_count == 2
+    assert np.abs(got - want).max() < 0.01 * np.abs(want).max()
+
+
+def test_terms_that_are_read_elsewhere_stay():
+    """The three products are one again."""
+
+    def attention(q, k, v, q2, k2):
+        p, r, u = softmax(q, k), softmax(q2, k2), softmax(q + q2, k2)
+        return weigh(p - 0.3 * r + u, v), p, r, u
+
+    assert_left_alone(attention, *operands(), words="elsewhere")
+
+
+def test_a_softmax_minus_a_table_stays():
+    table = jnp.asarray(RNG.standard_normal((H, S, T)), jnp.float32)
+    assert_left_alone(lambda q, k, v: weigh(softmax(q, k) - table, v), *qkv())
+
+
+def test_one_softmax_minus_its_square_stays():
+    def attention(q, k, v):
+        p = softmax(q, k)
+        return weigh(p - p * p, v)
+
+    assert_left_alone(attention, *qkv())
+
+
+def test_a_difference_in_the_scores_of_another_attention():
+    """Its products stay, because the module returns their probabilities."""
+
+    def attention(q, k, v, q2, k2):
+        p, r = softmax(q, k), softmax(q2, k2)
+        of_keys = weigh(p - 0.3 * r, v)
+        s = products(q, k[:, :, :D]) + of_keys
+        return weigh(jax.nn.softmax(s, -1), v[:, :, :D]), p, r
+
+    candidates, report = fused(attention, *operands())
+    assert any(candidate.fused for candidate in candidates), report
