@@ -53,6 +53,12 @@ def test_nothing_but_tensors(dtype, tolerance):
     check(flash_attention, lambda q, k, v: plain(q, k, v)[0].astype(q.dtype), operands(dtype), tolerance)
 
 
+@pytest.mark.parametrize("true", [np.True_, np.array(True), jnp.array(True), jnp.array(1)], ids=repr)
+def test_flags_are_known_scalars_of_any_kind(true):
+    q, k, v = operands()
+    assert jnp.array_equal(flash_attention(q, k, v, causal=true), flash_attention(q, k, v, causal=True))
+
+
 def test_scale_causal_window_and_lse():
     keep = (KV_POSITIONS <= Q_POSITIONS) & (Q_POSITIONS - KV_POSITIONS <= 9)
     check(

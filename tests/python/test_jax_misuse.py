@@ -192,6 +192,7 @@ def test_cumulative_lengths_of_a_batch():
         ({"precision": "nonsense"}, "precision is 'nonsense'; expected None, a jax.lax.Precision"),
         ({"precision": 7}, "precision is 7"),
         ({"precision": ("high", "low")}, "precision is 'low'"),
+        ({"causal": np.ones(1, bool)}, r"causal is bool\[1\]; expected True or False"),
         ({"precision": "F64_F64_F64"}, "products are float32's"),
         ({"logits_dtype": jnp.int8}, "logits_dtype is int8"),
         ({"dtype": jnp.float64}, "dtype is float64; expected float32, bfloat16, float16"),

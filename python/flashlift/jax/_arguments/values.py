@@ -23,10 +23,12 @@ def described(array: jax.Array) -> str:
     return f"{array.dtype}{list(array.shape)}"
 
 
-def check_flag(name: str, value: object) -> bool:
-    if isinstance(value, jax.core.Tracer) or not isinstance(value, (bool, int, np.bool_)) or value not in (0, 1):
+def check_flag(name: str, value: Any) -> bool:
+    found = known(value) if isinstance(value, (np.ndarray, np.number, np.bool_, jax.Array)) else None
+    number = found.item() if found is not None and found.ndim == 0 else value
+    if not isinstance(number, int) or number not in (0, 1):
         raise InvalidArgumentError(f"{name} is {short(value)}; expected True or False, known when the call is traced")
-    return bool(value)
+    return bool(number)
 
 
 def known(value: ArrayLike) -> np.ndarray | None:
