@@ -233,9 +233,32 @@ def into_an_output(s):
     return torch.mul(s, 2, out=torch.empty(()))
 
 
+def without_its_gradient(s):
+    with torch.no_grad():
+        s.mul_(2)
+    return s
+
+
+def of_a_number_without_gradient(s):
+    with torch.no_grad():
+        y = s * 1
+        y.mul_(2)
+    return s + y
+
+
+def test_operations_in_place_without_gradients():
+    q, k, v = (one.requires_grad_() for one in tensors())
+    fused = flex_attention(q, k, v, lambda s, b, h, i, j: of_a_number_without_gradient(s))
+    scores = q @ k.mT / 4
+    unfused = (scores + (2 * scores).detach()).softmax(-1) @ v
+    found, wanted = (torch.autograd.grad(out.sin().sum(), (q, k, v)) for out in (fused, unfused))
+    close(found, wanted)
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
+        (without_its_gradient, "a value, but not its gradient"),
         (of_a_detached_scalar, "shares its memory"),
         (of_an_element, "shares its memory"),
         (of_what_was_expanded, "shares its memory"),

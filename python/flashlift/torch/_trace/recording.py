@@ -110,6 +110,11 @@ class Recording:
                 f"an operation in place changes a tensor that shares its memory with another one{where()}; use an "
                 "operation that returns a new tensor, or change a clone()"
             )
+        if not self.has_gradient and self.builder.follows(self.value_of(tensor).node):
+            raise TraceError(
+                f"an operation in place under torch.no_grad() changes a value, but not its gradient{where()}; use an "
+                "operation that returns a new tensor"
+            )
         for one in sharing.tensors:
             self.bind(one, Value.scalar(one.dtype, self.builder.cast(node, one.dtype)))
 
