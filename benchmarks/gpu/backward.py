@@ -8,8 +8,8 @@ flash-attn-4 is installed, FlexAttention with its Triton backend. FlashAttention
 and without `deterministic`, which is Flashlift's default. Every kernel's gradients are judged first
 (benchmarks/golden.py; of large ones, some rows of all heads): one that is wrong is named, and the exit code is 1.
 They are timed in turns, in another order in each round, and then each of them alone for a second; a figure is a median,
-of whichever way compares Flashlift with a faster peer. TFLOP/s count five products of the score plane (half of it for
-causal; otherwise of the 128 x 128 blocks that hold a kept score), whatever a kernel computes.
+of the way in which Flashlift compares worse with its best peer. TFLOP/s count five products of the score plane (half of
+it for causal; otherwise of the 128 x 128 blocks that hold a kept score), whatever a kernel computes.
 
 The suite `captures` adds the gradient of a tensor that the score_mod captures, through flashlift.torch and PyTorch's
 flex_attention.

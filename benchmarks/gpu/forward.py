@@ -9,9 +9,9 @@ instructions. Peers: cuDNN and FlashAttention-2 through torch, FlashAttention-4 
 where flash-attn-4 is installed, FlexAttention with its Triton backend. Every kernel's output is judged first
 (benchmarks/golden.py; of large ones, some rows): one that is wrong is named, and the exit code is 1. Kernels are timed
 in turns, in another order in each round, and then each of them alone for a second, when a limit of power slows it down;
-a figure is a median, of whichever way compares Flashlift with a faster peer. Inputs are random: zeros draw less power
-and run faster. TFLOP/s count the products of the score plane (half of it for causal);
-for other masks, those of the 128 x 128 blocks that hold a kept score, as FlexAttention's block mask has them.
+a figure is a median, of the way in which Flashlift compares worse with its best peer. Inputs are random: zeros draw
+less power and run faster. TFLOP/s count the products of the score plane (half of it for causal); for other masks, those
+of the 128 x 128 blocks that hold a kept score, as FlexAttention's block mask has them.
 """
 
 import argparse
@@ -91,8 +91,8 @@ def alone_ms(run, ms, seconds=1.0):
 
 
 def compared_ms(kernels, rounds):
-    """Median milliseconds of each kernel in turns and alone, and which of the two is claimed: the one that compares
-    Flashlift with a faster peer."""
+    """Median milliseconds of each kernel in turns and alone, and which of the two is claimed: the one in which
+    Flashlift compares worse with its best peer."""
     turns = turns_ms(kernels, rounds)
     alone = {name: alone_ms(run, turns[name]) for name, run in kernels.items()}
 
