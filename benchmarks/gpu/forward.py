@@ -48,26 +48,30 @@ CASES = ()  # all, or parts of the names of those to measure
 UNITS = {"tflops": "TFLOP/s", "gbytes": "GB/s of keys and values"}
 
 
+def in_turns(contenders, rounds):
+    """All names and values of a dictionary in each round. Each round has an order of its own, because a GPU whose power
+    is limited is faster behind a kernel that drew little of it."""
+    order = random.Random(0)
+    for _ in range(rounds):
+        yield from order.sample(list(contenders.items()), len(contenders))
+
+
 def turns_ms(kernels, rounds):
     """Median milliseconds of each kernel: two launches between events, after one that loads its instructions into the
-    caches. Each round has an order of its own, because a GPU whose power is limited is faster behind a kernel that drew
-    little of it."""
+    caches."""
     for run in kernels.values():
         for _ in range(3):
             run()
     torch.cuda.synchronize()
     events = {name: [] for name in kernels}
-    order = random.Random(0)
-    for _ in range(rounds):
-        for name in order.sample(list(kernels), len(kernels)):
-            run = kernels[name]
-            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            run()
-            begin.record()
-            run()
-            run()
-            end.record()
-            events[name].append((begin, end))
+    for name, run in in_turns(kernels, rounds):
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        run()
+        begin.record()
+        run()
+        run()
+        end.record()
+        events[name].append((begin, end))
     torch.cuda.synchronize()
     return {name: statistics.median(b.elapsed_time(e) / 2 for b, e in pairs) for name, pairs in events.items()}
 

@@ -12,7 +12,6 @@ from a CUDA graph, which leaves out what the host needs for its launches.
 
 import argparse
 import json
-import random
 import statistics
 import sys
 import time
@@ -21,7 +20,7 @@ import flashlift.torch
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
-from forward import first_result, golden, recorded
+from forward import first_result, golden, in_turns, recorded
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
@@ -140,14 +139,12 @@ class Step:
 
 def milliseconds(calls):
     times = {name: [] for name in calls}
-    order = random.Random(0)
-    for _ in range(ROUNDS):
-        for name in order.sample(list(calls), len(calls)):  # see forward.turns_ms
-            torch.cuda.synchronize()
-            begin = time.perf_counter()
-            calls[name]()
-            torch.cuda.synchronize()
-            times[name].append((time.perf_counter() - begin) * 1e3)
+    for name, call in in_turns(calls, ROUNDS):
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        call()
+        torch.cuda.synchronize()
+        times[name].append((time.perf_counter() - begin) * 1e3)
     return {name: statistics.median(found) for name, found in times.items()}
 
 
