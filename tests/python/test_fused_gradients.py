@@ -610,6 +610,34 @@ def test_straight_through_is_left_alone(name, of_bias):
         assert report.fused_count == is_right, report
 
 
+def lower_of(bound, slope_at_bound):
+    """The lower one of a score and a bound, with its derivative as JAX from 0.11 on writes it."""
+
+    @jax.custom_jvp
+    def lower(s):
+        return jnp.minimum(s, bound)
+
+    @lower.defjvp
+    def _(primals, tangents):
+        (s,), (change,) = primals, tangents
+        return lower(s), change * jnp.where(bound > s, 1.0, jnp.where(bound == s, slope_at_bound, 0.0))
+
+    return lower
+
+
+@pytest.mark.parametrize("bound", [0.5, 9.0, np.where(np.arange(24) == 3, -9.0, np.inf).astype(np.float32)], ids=str)
+@pytest.mark.parametrize("slope_at_bound", [0.5, 7.0])
+def test_scores_below_a_bound(bound, slope_at_bound):
+    """A derivative may compare a score with its bound in other ways, and must be right where both are equal."""
+
+    def function(q, k, v):
+        s = lower_of(bound, slope_at_bound)(jnp.einsum("bqhd,bkhd->bhqk", q, k) / 4)
+        return jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(s), v)
+
+    report = run_both_ways(with_gradients(function, 3), operands())
+    assert report.fused_count == (slope_at_bound == 0.5), report
+
+
 def lse_by_hand(q, k, v, d_out, d_lse, *, ds=lambda p, d_p, c: p * (d_p - jnp.sum(p * d_p, -1, keepdims=True) + c)):
     s = jnp.einsum("bqhd,bkhd->bhqk", q, k) / 4
     p = jax.nn.softmax(s)

@@ -192,6 +192,7 @@ class Branches {
         conditions_[plain].shifted.push_back(condition);
       }
     }
+    find_compared_numbers(arena, parts_of(arena, known), parts_of(arena, {shifted == kNoSym ? known[0] : shifted}));
   }
 
   // Only keys with a probability count.
@@ -221,7 +222,7 @@ class Branches {
     std::vector<Draw> both;
     for (size_t one = 0; one < std::min(draws.size(), kMostJoined); ++one) {
       for (size_t other = 0; other < one; ++other) {
-        if (draws[one].met[0].first != draws[other].met[0].first) {
+        if (draws[one].met[0].condition != draws[other].met[0].condition) {
           both.push_back(draws[one]);
           both.back().met.insert(both.back().met.end(), draws[other].met.begin(), draws[other].met.end());
         }
@@ -238,7 +239,56 @@ class Branches {
     int failed = 0;
     bool is_known = false;  // the known formulas branch on it, too
     std::vector<SymId> shifted;
+    // If the known formulas have the larger or the smaller one of two numbers, and the condition compares both: one of
+    // them, also as the shifted formula has it, the other one, and whether the condition has the former on its left.
+    std::vector<SymId> numbers;
+    SymId bound = kNoSym;
+    Op comparison = Op::k_eq;
+    bool is_left = false;
   };
+
+  // A draw that sets such a condition would contradict the numbers, whose smaller one has the derivative.
+  void find_compared_numbers(SymArena& arena, const std::set<SymId>& known, const std::set<SymId>& shifted) {
+    const SymId shift = arena.load(kShift, Type::kF32, {});
+    for (auto& [condition, ways] : conditions_) {
+      if (arena[condition].args.size() != 2) {
+        continue;
+      }
+      const std::vector<SymId> args = arena[condition].args;
+      const bool is_compared = std::any_of(known.begin(), known.end(), [&](SymId id) {
+        return (arena.is_op(id, Op::k_max) || arena.is_op(id, Op::k_min)) &&
+               std::is_permutation(args.begin(), args.end(), arena[id].args.begin(), arena[id].args.end());
+      });
+      for (const size_t left : {0U, 1U}) {
+        const SymId number = args[left];
+        const SymId bound = args[1 - left];
+        if (!is_compared || !arena[number].has_score || arena[number].type != Type::kF32 ||
+            (arena.depends_on(bound, kKeyAtom) && !arena.depends_on(number, kKeyAtom)) ||
+            parts_of(arena, {bound}).contains(number)) {
+          continue;
+        }
+        ways.bound = bound;
+        ways.comparison = arena[condition].op;
+        ways.is_left = left == 0;
+        ways.numbers = {number};
+        for (const SymId id : shifted) {
+          if (id != number && arena[id].has_score && arena.replace(id, shift, arena.f32(0.0F)) == number) {
+            ways.numbers.push_back(id);
+          }
+        }
+        break;
+      }
+    }
+  }
+
+  // From the bound to a number that makes the comparison hold, or not.
+  static double distance(Op comparison, bool holds, bool is_left) {
+    if (comparison == Op::k_eq || comparison == Op::k_ne) {
+      return holds == (comparison == Op::k_eq) ? 0 : 1;
+    }
+    const bool wants_larger = holds == (comparison == Op::k_gt || comparison == Op::k_ge);
+    return wants_larger == is_left ? 1 : -1;
+  }
 
   std::vector<Draw> draws_of_ways_gone_less_than(int times, bool of_known) const {
     std::vector<Draw> draws;
@@ -247,9 +297,15 @@ class Branches {
         if ((holds ? ways.held : ways.failed) >= times || (of_known && !ways.is_known)) {
           continue;
         }
-        Draw draw{.met = {{condition, holds}}};
-        for (const SymId shifted : ways.shifted) {
-          draw.met.emplace_back(shifted, holds);
+        Draw draw;
+        for (const SymId number : ways.numbers) {
+          draw.met.push_back({condition, holds, number, ways.bound, distance(ways.comparison, holds, ways.is_left)});
+        }
+        if (ways.numbers.empty()) {
+          draw.met.push_back({condition, holds});
+          for (const SymId shifted : ways.shifted) {
+            draw.met.push_back({shifted, holds});
+          }
         }
         draws.push_back(std::move(draw));
       }
@@ -440,8 +496,8 @@ bool GradientCheck::overflows(NumericRow& numbers) const {
 // condition, they may have no probability beside the others, for example if -40 is added to their scores.
 std::vector<Draw> GradientCheck::by_all_keys(std::vector<Draw> draws) {
   std::erase_if(draws, [&](const Draw& draw) {
-    const auto [condition, holds] = draw.met[0];
-    return keeps_a_key_(holds ? arena_.op(Op::k_not, {condition}) : condition);
+    const Met& met = draw.met[0];
+    return keeps_a_key_(met.holds ? arena_.op(Op::k_not, {met.condition}) : met.condition);
   });
   for (Draw& draw : draws) {
     draw.met_by_all = true;

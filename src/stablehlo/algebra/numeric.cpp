@@ -80,14 +80,6 @@ void collect(const SymArena& arena, SymId formula, std::set<SymId>& into) {
   });
 }
 
-std::set<SymId> parts_of(const SymArena& arena, const std::vector<SymId>& formulas) {
-  std::set<SymId> parts;
-  for (const SymId id : formulas) {
-    collect(arena, id, parts);
-  }
-  return parts;
-}
-
 // Whether the operation is smooth: it neither branches nor has a step. A select counts as smooth, because its condition
 // is checked separately.
 bool is_smooth(const Sym& sym) {
@@ -121,11 +113,40 @@ bool is_comparison(Op op) { return info(op).rule == TypeRule::kCompare || info(o
 
 }  // namespace
 
+std::set<SymId> parts_of(const SymArena& arena, const std::vector<SymId>& formulas) {
+  std::set<SymId> parts;
+  for (const SymId id : formulas) {
+    collect(arena, id, parts);
+  }
+  return parts;
+}
+
 const std::vector<Scalar<double>>& NumericRow::values(SymId id) {
   if (const auto found = memo_.find(id); found != memo_.end()) {
     return found->second;
   }
-  return memo_.emplace(id, compute(id)).first->second;
+  std::vector<Scalar<double>> column = compute(id);
+  meet(id, column);
+  return memo_.emplace(id, std::move(column)).first->second;
+}
+
+// Sets what the draw's conditions require of the formula.
+void NumericRow::meet(SymId id, std::vector<Scalar<double>>& column) {
+  for (const Met& met : draw_.met) {
+    if (id != (met.number == kNoSym ? met.condition : met.number)) {
+      continue;
+    }
+    for (size_t key = 0; key < column.size(); ++key) {
+      if (column.size() > 1 && !draw_.met_by_all && mixed(draw_.seed, key) % 2 != 0) {
+        continue;  // the same keys for all conditions
+      }
+      if (met.number == kNoSym) {
+        column[key].i = static_cast<int64_t>(met.holds);
+      } else if (const double bound = at(met.bound, key).f; std::isfinite(bound)) {
+        column[key].f = bound + met.distance * std::max(1.0, std::abs(bound));
+      }
+    }
+  }
 }
 
 std::vector<Scalar<double>> NumericRow::compute(SymId id) {
@@ -193,13 +214,6 @@ std::vector<Scalar<double>> NumericRow::compute(SymId id) {
       args[i] = (*operands[i])[operands[i]->size() == 1 ? 0 : key];
     }
     column[key] = score::apply<double>(sym.op, sym.type, operand_type, args);
-  }
-  for (const auto& [condition, holds] : draw_.met) {
-    for (size_t key = 0; key < count && id == condition; ++key) {
-      const bool is_met =
-          count == 1 || draw_.met_by_all || mixed(draw_.seed, key) % 2 == 0;  // the same keys for all conditions
-      column[key].i = is_met ? static_cast<int64_t>(holds) : column[key].i;
-    }
   }
   return column;
 }

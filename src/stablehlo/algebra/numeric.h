@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <set>
 #include <utility>
 #include <vector>
 
@@ -19,6 +20,17 @@ namespace flashlift::stablehlo {
 inline constexpr int64_t kShift = -2;
 // This load is any number of the row, which takes the place of a formula.
 inline constexpr int64_t kGiven = -3;
+
+// Makes a condition hold, or not.
+struct Met {
+  SymId condition = kNoSym;
+  bool holds = false;
+  // If the condition compares this number, the number is set to that of `bound`, plus `distance` in units of its size.
+  // Other formulas that compare both, such as the smaller of both, follow then. Otherwise the condition itself is set.
+  SymId number = kNoSym;
+  SymId bound = kNoSym;
+  double distance = 0;
+};
 
 // The contents of a draw's tensors.
 struct Draw {
@@ -33,8 +45,8 @@ struct Draw {
   double load_range = 0.5;                         // other floats are within +- this of the center
   int64_t integer_range = 4;                       // integers are in [0, this)
   std::vector<std::pair<SymId, bool>> conditions;  // conditions that are set to hold for all keys, or for none
-  std::vector<std::pair<SymId, bool>> met;  // conditions that are set to hold, or not, for about half of the keys
-  bool met_by_all = false;                  // for all keys, instead of half of them
+  std::vector<Met> met;     // for about half of the keys
+  bool met_by_all = false;  // for all keys, instead of half of them
   bool draws_positions = false;  // steps, and maxima of positions and integers, are drawn instead of computed
   SymId drawn = kNoSym;          // a formula that is drawn like the scores instead of computed
 };
@@ -63,6 +75,7 @@ class NumericRow {
   double derivative_of_operation(const Sym& sym, double value, const std::vector<double>& args,
                                  const std::vector<double>& slopes) const;
   std::vector<score::Scalar<double>> compute(SymId id);
+  void meet(SymId id, std::vector<score::Scalar<double>>& column);
   std::vector<score::Scalar<double>> reduce(SymId id);
   score::Scalar<double> load(const Sym& sym, size_t key);
   std::vector<score::Scalar<double>> drawn_scores(uint64_t row, size_t count, double scale) const;
@@ -80,6 +93,8 @@ class NumericRow {
   std::map<SymId, std::vector<double>> derivatives_;
 };
 
+// The formulas, and all that they contain.
+std::set<SymId> parts_of(const SymArena& arena, const std::vector<SymId>& formulas);
 // Whether `formula` reads only elements that `known` read, and branches only on their conditions: then both are smooth
 // on the same pieces. Three other comparisons are allowed: with the row maximum, since each row has keys on both sides
 // of it; of a sum of exponentials with 0, which is the same for all rows with keys; and of a row's log-sum-exp or its

@@ -45,6 +45,30 @@ std::optional<OtherLogarithm> other_logarithm(mlir::Value value) {
   return std::nullopt;
 }
 
+// Writes the logarithm's derivative, gradient / (z * number), as gradient / number / z: its gradient is then a value.
+void divide_gradients_by_number(mlir::Value natural, Rearrangement& found) {
+  const mlir::Value z = natural.getDefiningOp()->getOperand(0);
+  const auto uses = llvm::to_vector(z.getUsers());
+  for (mlir::Operation* multiple : uses) {
+    if (kind(multiple) != OpKind::kMultiply) {
+      continue;
+    }
+    const mlir::Value number = multiple->getOperand(multiple->getOperand(0) == z ? 1 : 0);
+    if (!number_of(number)) {
+      continue;
+    }
+    for (mlir::Operation* quotient : llvm::to_vector(multiple->getUsers())) {
+      if (kind(quotient) != OpKind::kDivide || quotient->getOperand(1) != multiple->getResult(0)) {
+        continue;
+      }
+      Builder builder(quotient, found.added);
+      const mlir::Type type = quotient->getResult(0).getType();
+      const mlir::Value gradient = builder.like(quotient, {quotient->getOperand(0), number}, type);
+      replace(found, quotient->getResult(0), builder.like(quotient, {gradient, z}, type));
+    }
+  }
+}
+
 }  // namespace
 
 std::optional<Rearrangement> log_sum_of_other_base(mlir::Operation* sum) {
@@ -68,6 +92,7 @@ std::optional<Rearrangement> log_sum_of_other_base(mlir::Operation* sum) {
     const mlir::Value natural = builder.like(sum, {rest, logarithm->natural}, sum->getResult(0).getType());
     found.product = natural.getDefiningOp();
     replace(found, sum->getResult(0), builder.multiply(location, natural, numbers(1 / logarithm->of_base)));
+    divide_gradients_by_number(logarithm->natural, found);
     return found;
   }
   return std::nullopt;
