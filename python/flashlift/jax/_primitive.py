@@ -245,14 +245,17 @@ def _lower_by_types(run: Callable[..., Any], context: Any, *values: Any) -> Any:
 def _batched_by_types(rule: Callable[..., Any], abstract: Callable[..., list[Any]]) -> Callable[..., Any]:
     """The rule, where a mesh of explicit axes may split the operands, also by the mapped dimension."""
 
-    # JAX before 0.10 moves no concrete arrays between types within vmap.
-    @functools.partial(jax.jit, static_argnums=(0, 1, 2), inline=True)
     def run_all(dims: tuple[Any, ...], params: tuple[Any, ...], results: tuple[Any, ...], *operands: Any) -> list[Any]:
         def of_all(*given: Any) -> list[Any]:
             found, places = rule(given, dims, **dict(params))
             return [jnp.moveaxis(one, dim, 0) for one, dim in zip(found, places, strict=True)]
 
         return by_types(of_all, operands, results)
+
+    # JAX before 0.10 moves no concrete arrays between types within vmap. From 0.11 on, jit has no eager gradient of
+    # functions that do.
+    if jax.__version_info__ < (0, 10):
+        run_all = jax.jit(run_all, static_argnums=(0, 1, 2), inline=True)
 
     def run(operands: Sequence[Any], dims: Sequence[Any], **params: Any) -> tuple[Any, Any]:
         if mesh_of_types(operands) is None:

@@ -45,8 +45,8 @@ struct Draw {
   double load_range = 0.5;                         // other floats are within +- this of the center
   int64_t integer_range = 4;                       // integers are in [0, this)
   std::vector<std::pair<SymId, bool>> conditions;  // conditions that are set to hold for all keys, or for none
-  std::vector<Met> met;     // for about half of the keys
-  bool met_by_all = false;  // for all keys, instead of half of them
+  std::vector<Met> met;                            // for about half of the keys
+  bool met_by_all = false;                         // for all keys, instead of half of them
   bool draws_positions = false;  // steps, and maxima of positions and integers, are drawn instead of computed
   SymId drawn = kNoSym;          // a formula that is drawn like the scores instead of computed
 };
