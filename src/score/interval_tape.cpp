@@ -351,24 +351,20 @@ class TapeCompiler {
   }
 
   Form compile_load(const Node& node) {
-    const TensorView& tensor = captures_[node.payload];
-    Load load{.tensor = tensor, .whole = dtype_range(tensor.dtype)};
+    if (captures_[node.payload].element_count() == 0) {  // reads as 0
+      return node.type == Type::kF32 ? emit_constant(node.type, real_value(0)) : constant_form(0);
+    }
+    Load load = indexed_part(node);
+    const TensorView& tensor = load.tensor;
     int plane_dimensions = 0;
     int dimension = -1;  // the dimension that the plane indexes, otherwise the longest
-    bool empty = false;
     for (int i = 0; i < tensor.rank; ++i) {
-      const Form& index = form(node, i);
-      load.indices[i] = slot_of(index);
-      empty |= tensor.sizes[i] == 0;
-      if (depends(index) && tensor.strides[i] != 0 && tensor.sizes[i] > 1) {
+      if (depends(form(node, i)) && tensor.strides[i] != 0 && tensor.sizes[i] > 1) {
         ++plane_dimensions;
         dimension = i;
       } else if (plane_dimensions == 0 && (dimension < 0 || tensor.sizes[i] > tensor.sizes[dimension])) {
         dimension = i;
       }
-    }
-    if (empty) {  // reads as 0
-      return node.type == Type::kF32 ? emit_constant(node.type, real_value(0)) : constant_form(0);
     }
     const bool is_small_table = plane_dimensions == 0 && dimension >= 0 && tensor.element_count() <= kMaxTable;
     if (plane_dimensions == 1 || is_small_table) {
@@ -379,6 +375,26 @@ class TapeCompiler {
         .action = Action::kLoad, .type = node.type, .load = static_cast<uint32_t>(tape_.loads.size())};
     tape_.loads.push_back(load);
     return emit(instruction, plane_dimensions > 0);
+  }
+
+  // The part of a captured tensor that the indices reach on the domain. A call may read a few elements of a large
+  // buffer, and bounds take time for each element of the view.
+  Load indexed_part(const Node& node) {
+    Load load{.tensor = captures_[node.payload]};
+    load.whole = dtype_range(load.tensor.dtype);
+    int64_t offset = 0;
+    for (int i = 0; i < load.tensor.rank; ++i) {
+      load.indices[i] = slot_of(form(node, i));
+      const Interval& index = ranges_[load.indices[i]];
+      const int64_t last = load.tensor.sizes[i] - 1;
+      const int64_t end = std::clamp<int64_t>(index.hi, 0, last);
+      load.first[i] = std::clamp<int64_t>(index.lo, 0, last);
+      load.tensor.sizes[i] = end - load.first[i] + 1;
+      offset += load.first[i] * load.tensor.strides[i];
+    }
+    load.tensor.data =
+        static_cast<std::byte*>(load.tensor.data) + offset * static_cast<int64_t>(size_in_bytes(load.tensor.dtype));
+    return load;
   }
 
   Form compile_search(const Node& node) {

@@ -70,8 +70,8 @@ Interval load_range(const IntervalProgram::Tape& tape, const IntervalProgram::Lo
     const int64_t last = tensor.sizes[i] - 1;
     const Interval& index = slots[load.indices[i]];
     if (tensor.strides[i] != 0) {
-      box.lo[i] = std::clamp<int64_t>(index.lo, 0, last);
-      box.hi[i] = std::clamp<int64_t>(index.hi, 0, last);
+      box.lo[i] = std::clamp(index.lo, load.first[i], load.first[i] + last) - load.first[i];
+      box.hi[i] = std::clamp(index.hi, load.first[i], load.first[i] + last) - load.first[i];
     }
     const int64_t extent = box.hi[i] - box.lo[i] + 1;
     elements = std::min(elements * extent, kScanLimit + 1);

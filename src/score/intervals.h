@@ -52,7 +52,8 @@ class IntervalProgram {
     bind(program, captures, domain);
   }
   // `captures` are in the order of program.captures; their memory must outlive this object. Takes time linear in the
-  // number of elements of those captured tensors that one coordinate of the plane indexes, and none for others.
+  // number of elements that the domain reaches of those captured tensors that one coordinate of the plane indexes, and
+  // none for others.
   // Lengths, batch and heads are at least 1. May be called again, and reuses memory.
   void bind(const Program& program, std::span<const TensorView> captures, const Domain& domain);
 
@@ -73,9 +74,10 @@ class IntervalProgram {
     uint32_t slot;
     int64_t coefficient;
   };
-  // A captured tensor that is read at indices in slots.
+  // A captured tensor that is read at indices in slots: the part of it that the indices reach on the whole domain.
   struct Load {
     TensorView tensor;
+    std::array<int64_t, kMaxRank> first{};  // where the part begins in the captured tensor
     std::array<uint32_t, kMaxRank> indices{};
     int bounds = -1;  // index into `bounds`, or -1
     Interval whole = {};

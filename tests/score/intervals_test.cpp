@@ -66,6 +66,25 @@ TEST(Intervals, LoadsKnowTheRangeTheyRead) {
   EXPECT_EQ(over(program, {0, 1000}, {1000, 4095}, captures), Truth::kUnknown);
 }
 
+TEST(Intervals, OnlyElementsThatTheDomainReachesCount) {
+  // A buffer with room for more batches and keys than the call has.
+  std::vector<int32_t> ids(200 * 1024, 1);
+  for (size_t b = 0; b < 100; ++b) {
+    std::fill_n(ids.begin() + static_cast<ptrdiff_t>(b * 1024 + 8), 512, 0);
+  }
+  const Captured buffer("buffer", DType::kI32, {200, 1024});
+  const Program program = *trace_mask_mod([&](Expr b, Expr, Expr, Expr kv) { return buffer(b, kv + 8) == 0; });
+  const std::vector<TensorView> captures = {dense_view(ids.data(), DType::kI32, std::vector<int64_t>{200, 1024})};
+  const auto over_keys = [&](int64_t kv_len, Range kv, Range b = {0, 99}) {
+    const IntervalProgram intervals(program, captures, {.batch = 100, .q_len = 1, .kv_len = kv_len});
+    std::vector<Interval> scratch;
+    return truth(intervals.evaluate({.b = b, .h = {0, 0}, .q = {0, 0}, .kv = kv}, scratch));
+  };
+  EXPECT_EQ(over_keys(512, {0, 511}), Truth::kTrue);
+  EXPECT_EQ(over_keys(600, {0, 599}), Truth::kUnknown);
+  EXPECT_EQ(over_keys(1200, {512, 1199}, {50, 99}), Truth::kFalse);  // keys beyond the buffer read its last element
+}
+
 TEST(Intervals, InputsThatDoNotMatterAreNotDependedOn) {
   const Program program =
       *trace_mask_mod([](Expr b, Expr h, Expr q, Expr kv) { return ((h - h + kv) <= q) & (b < 100); });
