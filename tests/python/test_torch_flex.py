@@ -279,6 +279,10 @@ def indexes_a_list(score, b, h, q, kv):
     return score + [1.0, 2.0, 3.0, 4.0][h]
 
 
+def indexes_a_dict(score, b, h, q, kv):
+    return score + {0: 1.0, 1: 2.0}[h]
+
+
 def has_none(score, b, h, q, kv):
     return score + torch.lgamma(score)
 
@@ -294,6 +298,7 @@ def has_none(score, b, h, q, kv):
         (reads_captured, r"Tensor\.tolist reads the content"),
         (reduces_many, "a minimum or maximum over 300 elements.* 1 to 256"),
         (indexes_a_list, r"index a tensor, such as torch.tensor\(values\)\[h\]"),
+        (indexes_a_dict, r"index a tensor, such as torch.tensor\(list\(values.values\(\)\)\)\[h\]"),
         (has_none, r"aten\.lgamma\.default has no counterpart"),
     ],
 )
