@@ -237,7 +237,9 @@ Status verify_keys(const Problem& p, const AttentionArguments& arguments, int64_
                             p.page_size);
   }
   if (pages == 0 && arguments.page_table->element_count() > 0) {
-    return invalid_argument("the page table is {}, but there is no page", describe(*arguments.page_table));
+    return invalid_argument(
+        "the page table is {}, but k and v have no page; expected one page or more, or a page table of width 0",
+        describe(*arguments.page_table));
   }
   return {};
 }

@@ -326,6 +326,9 @@ def test_pages_are_read_through_the_table():
     np.testing.assert_array_equal(out, expected)
     with pytest.raises(flashlift.InvalidArgumentError, match="page table"):
         paged(q, k_pages, v_pages, captures=[length])
+    with pytest.raises(flashlift.InvalidArgumentError, match="no page; expected one page or more, or .* width 0"):
+        paged(q, k_pages[:0], v_pages[:0], captures=[length], page_table=table)
+    assert (paged(q, k_pages[:0], v_pages[:0], captures=[length], page_table=table[:, :0]) == 0).all()
 
 
 @pytest.mark.parametrize("queries", [1, 64])
