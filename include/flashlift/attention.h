@@ -120,7 +120,8 @@ class Attention {
   const std::vector<Consideration>& considerations() const;
   // The same for the backward pass. None is accepted if run_backward() will fail.
   const std::vector<Consideration>& backward_considerations() const;
-  // Bytes of temporary memory that one call uses with `concurrency` threads, without inputs and outputs.
+  // Bytes of temporary memory of one call with `concurrency` threads, besides inputs and outputs; -1 if that is
+  // below 1.
   int64_t workspace_bytes(int concurrency) const;
   // The same for a backward call that requests d_q, d_k and d_v; 0 if there is no backward pass. Each gradient of a
   // captured tensor takes a few times the tensor's size in addition.

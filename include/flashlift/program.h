@@ -12,10 +12,10 @@
 //     return %4
 //   }
 //
-// Inputs stand by their names; the spelling or a suffix gives the type of a constant: 3 (i32), 3:i64, 0.5 (f32), -inf,
-// nan,
-// 0x3f800000:f32 (bits), true, false. A captured tensor's size may be `?`, which matches any size at run time, or the
-// name of one of the call's sizes, such as `q_len` or `1|batch`; see Capture.
+// Inputs stand by their names. The spelling or a suffix gives the type of a constant: 3 (i32), 3:i64, 0.5 (f32),
+// -inf, nan, 0x3f800000:f32 (bits), true, false.
+// A captured tensor's size may be `?`, which matches any size at run time, or the name of one of the call's sizes, such
+// as `q_len` or `1|batch`; see Capture.
 #pragma once
 
 #include <cstdint>

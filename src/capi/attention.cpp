@@ -372,11 +372,11 @@ const char* flashlift_attention_backward_considerations(const FlashliftAttention
 }
 
 int64_t flashlift_attention_workspace_bytes(const FlashliftAttention* attention, int32_t concurrency) {
-  return attention == nullptr || concurrency < 1 ? -1 : attention->attention.workspace_bytes(concurrency);
+  return attention == nullptr ? -1 : attention->attention.workspace_bytes(concurrency);
 }
 
 int64_t flashlift_attention_backward_workspace_bytes(const FlashliftAttention* attention, int32_t concurrency) {
-  return attention == nullptr || concurrency < 1 ? -1 : attention->attention.backward_workspace_bytes(concurrency);
+  return attention == nullptr ? -1 : attention->attention.backward_workspace_bytes(concurrency);
 }
 
 FlashliftError* flashlift_block_kinds(const char* problem, const DLTensor* const* captures, size_t capture_count,

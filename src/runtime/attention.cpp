@@ -176,9 +176,11 @@ const std::vector<Consideration>& Attention::considerations() const { return imp
 const std::vector<Consideration>& Attention::backward_considerations() const {
   return implementation_->backward_considerations;
 }
-int64_t Attention::workspace_bytes(int concurrency) const { return implementation_->workspace_bytes(concurrency); }
+int64_t Attention::workspace_bytes(int concurrency) const {
+  return concurrency < 1 ? -1 : implementation_->workspace_bytes(concurrency);
+}
 int64_t Attention::backward_workspace_bytes(int concurrency) const {
-  return implementation_->backward_workspace_bytes(concurrency);
+  return concurrency < 1 ? -1 : implementation_->backward_workspace_bytes(concurrency);
 }
 Result<std::string> Attention::code() const {
   return guarded([&] { return implementation_->code(); });

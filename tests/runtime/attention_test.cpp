@@ -239,6 +239,17 @@ TEST(Attention, ManyThreadsMayCompileAndRunTheSameProblem) {
   }
 }
 
+TEST(Attention, MemoryIsThatOfOneThreadOrMore) {
+  const Result<Attention> attention = Attention::compile(problem_of("attn h2 s64 d16 f32"));
+  ASSERT_TRUE(attention.ok()) << attention.error().message;
+  EXPECT_GT(attention->workspace_bytes(1), 0);
+  EXPECT_GT(attention->backward_workspace_bytes(1), 0);
+  for (const int none : {0, -3}) {
+    EXPECT_EQ(attention->workspace_bytes(none), -1);
+    EXPECT_EQ(attention->backward_workspace_bytes(none), -1);
+  }
+}
+
 TEST(Attention, GeneratedCodeCanBeRead) {
   const Result<Attention> attention = Attention::compile(problem_of("attn h1 s8 d8 f32 softcap=5"));
   ASSERT_TRUE(attention.ok());
