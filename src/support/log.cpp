@@ -4,7 +4,6 @@
 #include <spdlog/spdlog.h>
 
 #include <memory>
-#include <mutex>
 
 #include "support/environment.h"
 #include "support/fork_guard.h"
@@ -13,22 +12,6 @@
 
 namespace flashlift {
 namespace {
-
-struct LogState {
-  std::mutex mutex;
-  std::shared_ptr<const LogSink> sink;  // null for the default
-};
-
-LogState& state() {
-  static constinit Lazy<LogState> instance;
-  return instance.get([] { return LogState(); });
-}
-
-std::shared_ptr<const LogSink> current_sink() {
-  const UncutByFork uncut;
-  const std::lock_guard lock(state().mutex);
-  return state().sink;
-}
 
 spdlog::level::level_enum to_spdlog(LogLevel level) {
   switch (level) {
@@ -45,9 +28,9 @@ spdlog::level::level_enum to_spdlog(LogLevel level) {
 }
 
 // Not in spdlog's registry, so that a host that also uses spdlog is not affected.
-spdlog::logger& default_logger() {
-  static constinit Lazy<spdlog::logger> logger;
-  return logger.get([] {
+spdlog::logger& logger() {
+  static constinit Lazy<spdlog::logger> instance;
+  return instance.get([] {
     spdlog::logger made("flashlift", std::make_shared<spdlog::sinks::stderr_sink_mt>());
     const auto text = environment_value(EnvironmentVariable::kLog);
     made.set_level(text ? spdlog::level::from_str(std::string(*text)) : spdlog::level::off);
@@ -57,21 +40,11 @@ spdlog::logger& default_logger() {
 
 }  // namespace
 
-void set_log_sink(LogSink sink) {
-  const UncutByFork uncut;
-  const std::lock_guard lock(state().mutex);
-  state().sink = sink ? std::make_shared<const LogSink>(std::move(sink)) : nullptr;
-}
-
-bool log_enabled(LogLevel level) { return current_sink() != nullptr || default_logger().should_log(to_spdlog(level)); }
+bool log_enabled(LogLevel level) { return logger().should_log(to_spdlog(level)); }
 
 void log_message(LogLevel level, std::string_view message) {
-  if (const auto sink = current_sink()) {
-    (*sink)(level, message);
-    return;
-  }
   const UncutByFork uncut;  // the logger locks a mutex
-  default_logger().log(to_spdlog(level), printable(message));
+  logger().log(to_spdlog(level), printable(message));
 }
 
 }  // namespace flashlift

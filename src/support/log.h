@@ -1,18 +1,14 @@
-// The library's one log. It is silent until FLASHLIFT_LOG names a level or the host program sets a sink.
+// The library's one log: on standard error, from FLASHLIFT_LOG's level on, and silent without it.
 #pragma once
 
 #include <fmt/format.h>
 
-#include <functional>
 #include <string_view>
 
 namespace flashlift {
 
 enum class LogLevel { kDebug, kInfo, kWarning, kError };
-using LogSink = std::function<void(LogLevel, std::string_view)>;
 
-// Replaces where messages go; an empty sink restores the default (standard error, at FLASHLIFT_LOG's level).
-void set_log_sink(LogSink sink);
 bool log_enabled(LogLevel level);
 void log_message(LogLevel level, std::string_view message);
 
