@@ -18,7 +18,7 @@ unexport PYTHONPATH PYTHONHOME
 
 help: ## show this list
 	@echo "Flashlift: make TARGET"
-	@sed -n 's/^\([a-z0-9-]*\):[^#]*## \(.*\)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 12
+	@sed -n 's/^\([a-z0-9-]*\):[^#]*## \(.*\)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 22
 
 demo: build ## find and fuse the attention of a sentence encoder, and compare results, time and memory
 	@$(VENV)/bin/python examples/minilm/demo.py

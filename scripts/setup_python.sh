@@ -17,8 +17,9 @@ pip_install() {
 $(tail -n 15 "$log")"
 }
 
+command -v "$python" >/dev/null || die "there is no program $python. Name one: make PYTHON=/path/to/python3"
 "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
-  die "$python is $("$python" --version 2>&1); Flashlift needs Python 3.11 or later. Name one: make PYTHON=/path/to/python3"
+  die "$python is $("$python" --version 2>&1), and the tests need Python 3.11 or later. Name one: make PYTHON=/path/to/python3"
 
 if [[ ! -x "$venv/bin/python" ]]; then
   say "making a Python environment in $venv"

@@ -57,3 +57,20 @@ def test_wheel_kernels(run):
 def test_install(run):
     assert "<--prefix></opt/flash lift>" in run("install", "PREFIX=/opt/flash lift")[1]
     assert f"<--prefix><{Path.home()}/flashlift>" in run("install", "PREFIX=~/flashlift")[1]
+
+
+@pytest.mark.parametrize(
+    "python, message",
+    [
+        ("/nowhere/python3", "error: there is no program /nowhere/python3. Name one: make PYTHON="),
+        ("#!/bin/sh\necho Python 3.9.2; exit 1\n", "is Python 3.9.2, and the tests need Python 3.11 or later"),
+    ],
+)
+def test_a_python_that_cannot_be_used(tmp_path, monkeypatch, python, message):
+    if python.startswith("#!"):
+        stub(tmp_path / "python3", python)
+        python = tmp_path / "python3"
+    monkeypatch.setenv("PYTHON", str(python))
+    done = subprocess.run([ROOT / "scripts/setup_python.sh", tmp_path / "venv"], capture_output=True, text=True)
+    assert done.returncode == 1 and message in done.stderr
+    assert len(done.stderr.splitlines()) == 1
