@@ -6,7 +6,7 @@
 //   });
 //   Result<Program> causal = trace_mask_mod([](Expr b, Expr h, Expr q, Expr kv) { return kv <= q; });
 //
-// Operands of different types are promoted as in C++ and PyTorch: i1 < i32 < i64 < f32.
+// Operands of different types are promoted as in C++ and PyTorch: i1 < i32 < i64 < f32. A mask_mod gives i1 or integer.
 #pragma once
 
 #include <concepts>

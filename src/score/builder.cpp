@@ -163,7 +163,16 @@ Result<Program> ProgramBuilder::finish(Expr result) {
   if (error_) {
     return *error_;
   }
-  const Type want = program_.kind == ProgramKind::kScoreMod ? Type::kF32 : Type::kI1;
+  const bool is_score = program_.kind == ProgramKind::kScoreMod;
+  if (is_score && result.type() == Type::kI1) {
+    return invalid_argument("a score_mod gives i1, expected a score; a function that keeps keys is a mask_mod");
+  }
+  // As a truth value, 0 of an added mask of 0 and -inf would mask the keys that it keeps.
+  if (!is_score && result.type() == Type::kF32) {
+    return invalid_argument(
+        "a mask_mod gives f32, expected i1, true where a key is kept; a function of scores is a score_mod");
+  }
+  const Type want = is_score ? Type::kF32 : Type::kI1;
   program_.result = materialize(convert(result, want));
   if (error_) {  // the result is of another trace
     return *error_;

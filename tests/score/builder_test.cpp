@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
@@ -93,6 +94,18 @@ TEST(Builder, ReportsTheFirstError) {
   const auto reads_score =
       trace_mask_mod([](Expr, Expr, Expr, Expr) { return ProgramBuilder::current()->input(Op::k_score) > 0.0f; });
   EXPECT_FALSE(reads_score.ok());
+}
+
+TEST(Builder, RefusesMasksAsScoresAndScoresAsMasks) {
+  const auto score = trace_score_mod([](Expr, Expr, Expr, Expr q, Expr kv) { return kv <= q; });
+  ASSERT_FALSE(score.ok());
+  EXPECT_NE(score.error().message.find("a function that keeps keys is a mask_mod"), std::string::npos);
+  const auto mask = trace_mask_mod([](Expr, Expr, Expr q, Expr kv) { return select(kv <= q, 0.0f, -INFINITY); });
+  ASSERT_FALSE(mask.ok());
+  EXPECT_NE(mask.error().message.find("expected i1, true where a key is kept"), std::string::npos);
+  // Integers are numbers and, as in C, truth values.
+  EXPECT_TRUE(trace_score_mod([](Expr, Expr, Expr, Expr q, Expr kv) { return kv - q; }).ok());
+  EXPECT_TRUE(trace_mask_mod([](Expr, Expr, Expr q, Expr kv) { return kv - q; }).ok());
 }
 
 // Their numbers would name other nodes of this program.
