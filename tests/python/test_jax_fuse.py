@@ -158,6 +158,80 @@ def test_inside_jit_and_grad():
     assert "flashlift.attention" in text
 
 
+def squares(f):
+    return lambda *given: (f(*given) ** 2).sum()
+
+
+def of_query(f, given):
+    return lambda q: f(q, *given[1:])
+
+
+def repeated(f, given):
+    return lambda q: jax.lax.fori_loop(0, 3, lambda _, c: f(c, *given[1:]), q)
+
+
+def batch_of_query(f, given):
+    return lambda q: jax.vmap(f, (0, None, None))(q, *given[1:])
+
+
+@pytest.mark.filterwarnings("ignore:flashlift.jax computes")
+@pytest.mark.parametrize(
+    "derivative",
+    [
+        lambda f, given, along: jax.jvp(f, given, along),
+        lambda f, given, along: jax.jit(lambda *some: jax.jvp(f, some, along))(*given),
+        lambda f, given, along: jax.jvp(of_query(f, given), given[:1], along[:1]),
+        lambda f, given, along: jax.jvp(jax.checkpoint(f), given, along),
+        lambda f, given, along: jax.jvp(repeated(f, given), given[:1], along[:1]),
+        lambda f, given, along: jax.jvp(batch_of_query(f, given), (jnp.stack(given),), (jnp.stack(along),)),
+        lambda f, given, along: jax.linearize(f, *given)[1](*along),
+        lambda f, given, along: jax.linear_transpose(jax.linearize(f, *given)[1], *given)(along[0]),
+        lambda f, given, along: jax.vmap(jax.linearize(of_query(f, given), given[0])[1])(jnp.stack(along)),
+        lambda f, given, along: jax.jacfwd(f)(*given),
+        lambda f, given, along: jax.hessian(of_query(squares(f), given))(given[0]),
+        lambda f, given, along: jax.jacfwd(jax.jacfwd(of_query(squares(f), given)))(given[0]),
+        lambda f, given, along: jax.jacrev(jax.jacfwd(of_query(squares(f), given)))(given[0]),
+        lambda f, given, along: jax.jvp(jax.grad(squares(f), (0, 1, 2)), given, along),
+        lambda f, given, along: jax.hessian(squares(batch_of_query(f, given)))(jnp.stack(given[:2])),
+        lambda f, given, along: jax.grad(squares(jax.vmap(f, (1, None, 0))), (0, 1, 2))(
+            jnp.stack(along, 1), given[1], jnp.stack(given)
+        ),
+    ],
+)
+def test_forward_mode(derivative):
+    given, along = tuple(normal(1, 6, 2, 4) for _ in "qkv"), tuple(normal(1, 6, 2, 4) for _ in "qkv")
+    function = lambda q, k, v: attention(q, k, v, causal=True)
+    fused = flashlift.jax.fuse(function, strict=True)
+    assert_same(derivative(fused, given, along), derivative(function, given, along), 1e-5)
+
+
+def test_forward_mode_says_that_it_needs_memory():
+    q = normal(1, 6, 2, 4)
+
+    def some_model(q):
+        return attention(q, q, q)
+
+    with pytest.warns(UserWarning, match="forward-mode derivatives of some_model by plain maths"):
+        jax.jvp(flashlift.jax.fuse(some_model), (q,), (q,))
+
+
+def test_gradients_are_computed_of_what_is_differentiated_alone():
+    given = [normal(1, 16, 2, 8) for _ in "qkv"]
+
+    def two(q, k, v):
+        return attention(q, k, v), attention(k, q, v), jnp.arange(3), jax.random.key(3)
+
+    fused = flashlift.jax.fuse(two)
+    for numbers in (0, (1, 2)):
+        gradient = lambda f: jax.jit(jax.grad(lambda *some: (f(*some)[0] ** 2).sum(), numbers))
+        assert_same(gradient(fused)(*given), gradient(two)(*given), atol=1e-5)
+        text = gradient(fused).lower(*given).as_text()
+        count = 1 if numbers == 0 else 2
+        calls = [line for line in text.splitlines() if "@flashlift.attention_backward" in line]
+        assert len(calls) == 1, "the gradient of an unused result is computed"
+        assert len(re.search(r'gradients = "([\d ]*)"', calls[0]).group(1).split()) == count
+
+
 def test_named_axes_outside_of_the_function():
     x = normal(3, 1, 16, 2, 8)
     for function in (

@@ -7,6 +7,7 @@ it (the batched function and the gradient are fused anew).
 
 import functools
 import inspect
+import itertools
 import math
 import re
 import threading
@@ -17,8 +18,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import export
 from jax.custom_batching import custom_vmap
+from jax.custom_derivatives import SymbolicZero
 from jax.extend import source_info_util
 from jax.extend.core import ClosedJaxpr, Jaxpr
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
@@ -29,6 +32,7 @@ from flashlift.jax._arguments import check_flag, short
 from flashlift.jax._export import export_checks
 from flashlift.jax._fused_module import FusedModule
 from flashlift.jax._register import register
+from flashlift.jax._tangent import Tangent
 from flashlift.jax._varying import vary_together
 
 try:
@@ -160,6 +164,7 @@ class FusedFunction:
             return fused, report
         batches: dict[Hashable, tuple[Callable, Report]] = {}
         backwards: dict[Hashable, Callable] = {}
+        derivatives: dict[tuple[int, ...], Tangent] = {}
 
         @custom_vmap
         def call(*leaves: Any) -> Any:
@@ -178,35 +183,57 @@ class FusedFunction:
             result = batched_call(*leaves)
             return result, jax.tree.map(lambda _: True, result)
 
-        @jax.custom_vjp
+        def derivative(wanted: tuple[int, ...]) -> Tangent:
+            """With respect to the leaves of these numbers."""
+
+            def of_wanted(leaves: Sequence[Any]) -> Callable[..., list]:
+                def function(*given: Any) -> list:
+                    full = list(leaves)
+                    for i, one in zip(wanted, given, strict=True):
+                        full[i] = one
+                    return _differentiable(flat(*full))
+
+                return function
+
+            def forward(leaves: Sequence[Any], tangents: Sequence[Any]) -> list:
+                return jax.jvp(of_wanted(leaves), [leaves[i] for i in wanted], list(tangents))[1]
+
+            def backward(leaves: Sequence[Any], asked: tuple[int, ...], cotangents: Sequence[Any]) -> list:
+                """Fused like any other function: its attention, forward and backward, becomes fused calls."""
+                has_gradient = tuple(one is not None for one in cotangents)
+                count = len(leaves)
+
+                def gradient(*arguments: Any) -> list:
+                    own, given = arguments[:count], list(arguments[count:])
+                    used = lambda *some: list(itertools.compress(of_wanted(own)(*some), has_gradient))
+                    gradients = jax.vjp(used, *[own[i] for i in wanted])[1](given)
+                    return [gradients[i] for i in asked]
+
+                arguments = (*leaves, *(one for one in cotangents if one is not None))
+                shapes = [_shape_of(one) for one in arguments]
+                key = (wanted, asked, has_gradient, _key_of(shapes))
+                if key not in backwards:
+                    backwards[key] = self._build(functools.wraps(flat)(gradient), shapes, strict=False)[0]
+                return backwards[key](*arguments)
+
+            return Tangent(flat.__name__, jax.sharding.get_abstract_mesh(), forward, backward)
+
+        @jax.custom_jvp
         def differentiable(*leaves: Any) -> Any:
             return call(*leaves)
 
-        def backward(leaves: tuple, cotangent: Any) -> tuple:
-            """The gradient is fused like any other function: its attention, forward and backward, becomes fused
-            calls."""
-            cotangents, tree = jax.tree.flatten(cotangent)
-            # Gradients of integers (float0) are not numbers, and no exported function has them as arguments or results.
-            constant = [one if one.dtype == jax.dtypes.float0 else None for one in cotangents]
-            carried = [one for one in cotangents if one.dtype != jax.dtypes.float0]
-            count = len(leaves)
-            wanted = [i for i, leaf in enumerate(leaves) if jnp.issubdtype(leaf.dtype, jnp.inexact)]
+        @functools.partial(differentiable.defjvp, symbolic_zeros=True)
+        def _(leaves: tuple, tangents: tuple) -> tuple[Any, Any]:
+            wanted = tuple(i for i, one in enumerate(tangents) if not isinstance(one, SymbolicZero))
+            if wanted not in derivatives:
+                derivatives[wanted] = derivative(wanted)
+            result = differentiable(*leaves)  # itself, so that a second derivative finds this rule, too
+            types = [jax.typeof(one).to_tangent_aval() for one in _differentiable(result)]
+            moved = iter(derivatives[wanted](leaves, [tangents[i] for i in wanted], types))
+            return result, jax.tree.map(
+                lambda one: next(moved) if _is_differentiable(one) else _no_tangent(one), result
+            )
 
-            def gradient(*arguments: Any) -> list:
-                given = iter(arguments[count:])
-                full = [next(given) if one is None else one for one in constant]
-                gradients = jax.vjp(flat, *arguments[:count])[1](jax.tree.unflatten(tree, full))
-                return [gradients[i] for i in wanted]
-
-            shapes = [_shape_of(one) for one in (*leaves, *carried)]
-            key = _key_of(shapes)
-            if key not in backwards:
-                backwards[key] = self._build(functools.wraps(flat)(gradient), shapes, strict=False)[0]
-            by_leaf = dict(zip(wanted, backwards[key](*leaves, *carried), strict=True))
-            return tuple(by_leaf.get(i) for i in range(count))
-
-        # The forward rule calls the function itself, so that a second derivative finds the rule, too.
-        differentiable.defvjp(lambda *leaves: (differentiable(*leaves), leaves), backward)
         return jax.jit(differentiable), report
 
 
@@ -224,11 +251,11 @@ def fuse(
     arguments. Each new set of shapes is exported and fused once. If nothing can be fused, the function runs
     unchanged, and `report` gives the reason; with strict=True this is an UnsupportedError.
 
-    jax.jit, jax.vmap and jax.grad of the result work. The attention in a gradient is fused, too, forward and backward,
+    JAX's transformations of the result work. The attention in a gradient is fused, too, forward and backward,
     whether `function` is differentiated here or inside (`fuse(jax.grad(loss))`), once or, as for unfused functions,
     several times. A gradient computes the forward pass again. If you want the value, too,
-    `fuse(jax.value_and_grad(loss))` computes it once, `jax.value_and_grad(fuse(loss))` twice. Use forward-mode
-    derivatives inside (`fuse(jax.jacfwd(function))`).
+    `fuse(jax.value_and_grad(loss))` computes it once, `jax.value_and_grad(fuse(loss))` twice. Forward-mode derivatives
+    (jax.jvp, jax.jacfwd, jax.hessian) run as plain maths, with all scores in memory, and one warning.
     """
     if not callable(function):
         raise InvalidArgumentError(
@@ -346,6 +373,20 @@ def _shape_of(value: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(
         aval.shape, aval.dtype, weak_type=aval.weak_type, sharding=sharding if is_typed else None
     )
+
+
+def _is_differentiable(value: Any) -> bool:
+    return jnp.issubdtype(value.dtype, jnp.inexact)
+
+
+def _differentiable(values: Any) -> list[Any]:
+    """The leaves that have tangents. Those of integers and keys (float0) are not numbers, and no exported function has
+    them as arguments or results."""
+    return [one for one in jax.tree.leaves(values) if _is_differentiable(one)]
+
+
+def _no_tangent(value: Any) -> np.ndarray:
+    return np.zeros(value.shape, jax.dtypes.float0)
 
 
 def _key_of(shapes: Sequence[jax.ShapeDtypeStruct]) -> Hashable:
