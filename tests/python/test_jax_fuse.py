@@ -391,6 +391,29 @@ def test_large_arrays_from_outside_are_no_text():
     assert_same(jax.vmap(fused)(batch), jax.vmap(function)(batch))
 
 
+def test_large_arrays_of_an_inner_jit_are_no_text():
+    q, weights, more = normal(1, 16, 2, 8), normal(80, 1000), np.ones((80, 1000), np.float32)
+
+    @jax.jit
+    def inner(q):
+        return attention(q, q, q) * jnp.where(weights > 0, weights, 0.5).mean(), q
+
+    @jax.jit
+    def outer(q, k):
+        out, same = inner(q)
+        return out + (k * more.mean() if k.ndim else 0), same
+
+    def function(q):
+        out, same = outer(q, q)
+        return outer(out, same)[0], same, 1.0
+
+    fused = flashlift.jax.fuse(function)
+    assert_same(fused(q), jax.jit(function)(q))
+    assert fused.report.fused_count == 2 and len(fused.report.original) < weights.nbytes
+    gradient = lambda f: jax.jit(jax.grad(lambda q: (f(q)[0] ** 2).sum()))
+    np.testing.assert_allclose(gradient(fused)(q), gradient(function)(q), rtol=1e-3, atol=1e-5)
+
+
 def test_a_mask_is_proved_beside_a_bias_from_outside():
     q, bias = normal(1, 250, 2, 8), normal(250, 250)
     keep = np.tril(np.ones((250, 250), bool))

@@ -29,6 +29,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from flashlift import stablehlo
 from flashlift._errors import FlashliftError, InvalidArgumentError, UnsupportedError
 from flashlift.jax._arguments import check_flag, short
+from flashlift.jax._constants import with_large_constants
 from flashlift.jax._export import export_checks
 from flashlift.jax._fused_module import FusedModule
 from flashlift.jax._register import register
@@ -47,11 +48,6 @@ except ImportError:
 
 # Reports should show locations in the user's code, not in this file.
 source_info_util.register_exclusion(__file__)
-
-
-# Bytes of an array that a function reads from outside. Larger ones become arguments. (Lifting reads the range of a
-# constant's numbers up to 65,536 of them: a mask can then be proved beside it.)
-_LARGEST_IN_MODULE = 1 << 18
 
 
 @dataclass(frozen=True)
@@ -282,7 +278,7 @@ def _export_and_fuse(flat: Callable, shapes: list[jax.ShapeDtypeStruct], strict:
                 "the function reads an array that belongs to a transformation around it, such as jax.jit or jax.grad; "
                 "expected such arrays among its arguments"
             )
-        constants, with_constants = _with_large_constants(flat.__name__, of_function.jaxpr)
+        constants, with_constants = with_large_constants(flat.__name__, of_function.jaxpr)
         whole_function = jax.jit(with_constants) if constants else jitted
         shapes = [*map(_shape_of, constants), *shapes]
         exported = export.export(whole_function, disabled_checks=export_checks())(*shapes)
@@ -327,22 +323,6 @@ def _export_and_fuse(flat: Callable, shapes: list[jax.ShapeDtypeStruct], strict:
     return run, Report(fused.candidates, "", original, fused.module)
 
 
-def _with_large_constants(name: str, closed: ClosedJaxpr) -> tuple[list[Any], Callable]:
-    """The large arrays that a function reads from outside, such as a model's weights, and the function of these and of
-    its arguments. As text in its module, they would take minutes and several times their memory. Integers and booleans
-    stay there, since they may say which keys are masked."""
-    is_large = [jnp.issubdtype(one.dtype, jnp.floating) and one.nbytes > _LARGEST_IN_MODULE for one in closed.consts]
-    count = sum(is_large)
-
-    def function(*given: Any) -> list[Any]:
-        large = iter(given[:count])
-        constants = [next(large) if of_call else one for of_call, one in zip(is_large, closed.consts, strict=True)]
-        return jax.core.eval_jaxpr(closed.jaxpr, constants, *given[count:])
-
-    function.__name__ = name
-    return [one for of_call, one in zip(is_large, closed.consts, strict=True) if of_call], function
-
-
 def _mesh_of(jaxpr: Any) -> Mesh | None:
     """The mesh of devices that an equation names, if XLA splits over any of its axes."""
     for equation in jaxpr.eqns:
@@ -376,7 +356,7 @@ def _shape_of(value: Any) -> jax.ShapeDtypeStruct:
 
 
 def _is_differentiable(value: Any) -> bool:
-    return jnp.issubdtype(value.dtype, jnp.inexact)
+    return jnp.issubdtype(jax.typeof(value).dtype, jnp.inexact)  # a result may be a number of Python
 
 
 def _differentiable(values: Any) -> list[Any]:
