@@ -216,6 +216,20 @@ for axis_types in ((AxisType.Auto,) * 2, (AxisType.Auto, AxisType.Explicit)):
             placed.append(jax.device_put(qkvw[3], NamedSharding(mixed, P())))
             assert_close(jax.jit(mapped)(*placed), causal(*qkvw))
             assert_close(jax.jit(gradients(mapped))(*placed), gradients(causal)(*qkvw))
+# JAX cannot export what explicit axes split within a shard_map over other axes.
+explicit = jax.make_mesh((2, 4), ("data", "model"), axis_types=(AxisType.Explicit,) * 2)
+with jax.set_mesh(explicit):
+    placed = [jax.device_put(one, NamedSharding(explicit, spec)) for one in qkvw[:3]]
+    placed.append(jax.device_put(qkvw[3], NamedSharding(explicit, P())))
+    some = {"axis_names": {"data"}, "in_specs": (P("data"),) * 3 + (P(),), "out_specs": P("data")}
+    fused, strict = flashlift.jax.fuse(causal), flashlift.jax.fuse(causal, strict=True)
+    assert_close(jax.jit(jax.shard_map(fused, **some))(*placed), causal(*qkvw))
+    assert "expected all axes of the mesh in its axis_names" in fused.report.reason, fused.report
+    try:
+        jax.jit(jax.shard_map(strict, **some))(*placed)
+        raise AssertionError("expected an error")
+    except flashlift.UnsupportedError:
+        pass
 print("agree")
 """
 

@@ -290,13 +290,18 @@ def _export_and_fuse(flat: Callable, shapes: list[jax.ShapeDtypeStruct], strict:
         whole = re.sub(r"mhlo.num_partitions = \d+", "mhlo.num_partitions = 1", original, count=1)
         fused = stablehlo.fuse(whole, name=flat.__name__, gradients=True)
         # Within shard_map, the devices are known, and no array may have a sharding of the whole mesh.
-        is_manual = AxisType.Manual in jax.sharding.get_abstract_mesh().axis_types
+        is_manual = AxisType.Manual in _axis_types()
         mesh = _mesh_of(traced) if exported.nr_devices > 1 and not is_manual else None
     # A function that cannot be exported can still run: one with ordered effects, with custom calls without JAX's
     # guarantee, or with axes that have a name outside of it, for which JAX raises AssertionError or NameError.
     except (FlashliftError, ValueError, NotImplementedError, AssertionError, NameError) as error:
+        if isinstance(error, NotImplementedError) and {AxisType.Manual, AxisType.Explicit} <= _axis_types():
+            error = UnsupportedError(
+                "JAX exports no function of arrays that explicit axes split within a shard_map over other axes; "
+                "expected all axes of the mesh in its axis_names, or others of type Auto"
+            )
         if strict:
-            raise
+            raise error
         reason = str(error) or "JAX cannot export the function: it may use the name of an axis outside of it"
         return jitted, Report((), reason, "", "")
     if fused.fused_count == 0:
@@ -321,6 +326,10 @@ def _export_and_fuse(flat: Callable, shapes: list[jax.ShapeDtypeStruct], strict:
         return jax.tree.unflatten(out_tree, module(*leaves))
 
     return run, Report(fused.candidates, "", original, fused.module)
+
+
+def _axis_types() -> set[AxisType]:
+    return set(jax.sharding.get_abstract_mesh().axis_types)
 
 
 def _mesh_of(jaxpr: Any) -> Mesh | None:
