@@ -19,7 +19,7 @@ def _simple(op: str) -> Compute:
 def _with_alpha(op: str) -> Compute:
     def compute(builder: Builder, x: Node, y: Node, alpha: float = 1) -> Node:
         if x.type == "i1":
-            return builder.emit("or", x, y)
+            return builder.emit("or", x, y) if alpha else x
         return builder.emit(op, x, y if alpha == 1 else builder.emit("mul", y, builder.constant(alpha, y.type)))
 
     return compute
@@ -111,6 +111,8 @@ def limited(builder: Builder, op: str, x: Node, limit: Node, *, passes: bool) ->
     A parameter may start at a limit; a score is at 0 where a row of queries or keys is, and at no other limit: it is a
     sum of products. Elsewhere one operation does.
     """
+    if x.type == "i1":
+        return builder.emit("or" if op == "max" else "and", x, limit)
     followed = builder.follows(x) | builder.follows(limit)
     if "load" not in followed and not ("score" in followed and limit.op == "constant" and limit.payload == 0):
         return builder.emit(op, x, limit)

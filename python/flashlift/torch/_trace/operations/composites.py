@@ -17,17 +17,33 @@ from flashlift.torch._trace.operations.reductions import check_count
 Dims = int | Sequence[int] | None
 
 
+def _dims(x: Tensor, dim: Dims) -> list[int]:
+    """The dimensions that an operation reduces. A scalar has none, whichever is named: torch takes 0 and -1."""
+    if dim is None or dim == [] or x.dim() == 0:
+        return list(range(x.dim()))
+    return [dim] if isinstance(dim, int) else list(dim)
+
+
+def _sum_of_products(x: Tensor, y: Tensor, dim: int) -> Tensor:
+    """In float32 for floats of 16 bits, as torch sums them, and in the integers' own type."""
+    if x.is_floating_point():
+        return (x.float() * y.float()).sum(dim).to(x.dtype)
+    return (x * y).sum(dim, dtype=x.dtype)
+
+
 def _matrix_product(x: Tensor, y: Tensor) -> Tensor:
-    return (x.unsqueeze(-1) * y.unsqueeze(-3)).sum(-2)
+    return _sum_of_products(x.unsqueeze(-1), y.unsqueeze(-3), -2)
 
 
 def _matrix_vector(x: Tensor, y: Tensor) -> Tensor:
-    return (x * y).sum(-1)
+    return _sum_of_products(x, y, -1)
 
 
 def _added(product: Callable[[Tensor, Tensor], Tensor]) -> Callable[..., Tensor]:
     def compute(added: Tensor, x: Tensor, y: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
         found = product(x, y)
+        if not found.is_floating_point():
+            beta, alpha = int(beta), int(alpha)
         found = found if alpha == 1 else found * alpha
         return found if beta == 0 else found + (added if beta == 1 else added * beta)
 
@@ -49,13 +65,11 @@ def _chunk(x: Tensor, chunks: int, dim: int = 0) -> list[Tensor]:
 
 
 def _count(x: Tensor, dim: Dims) -> int:
-    dims = range(x.dim()) if dim is None or dim == [] else [dim] if isinstance(dim, int) else dim
-    return math.prod(x.shape[one] for one in dims)
+    return math.prod(x.shape[one] for one in _dims(x, dim))
 
 
 def _mean_of(x: Tensor, dim: Dims, keepdim: bool) -> Tensor:
-    dims: Any = list(range(x.dim())) if dim is None or dim == [] else dim
-    return x.sum(dims, keepdim) / _count(x, dims)
+    return x.sum(_dims(x, dim), keepdim) / _count(x, dim)
 
 
 def _mean(x: Tensor, dim: Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Tensor:
@@ -79,9 +93,11 @@ def _var_mean(
     dim, unbiased = (None, dim) if isinstance(dim, bool) else (dim, unbiased)
     if correction is None:
         correction = 1 if unbiased is None else int(unbiased)
-    rest = x - _mean_of(x, dim, True)
+    wide = x.float()
+    rest = wide - _mean_of(wide, dim, True)
     over = _count(x, dim) - correction
-    return _mean_of(rest * rest, dim, keepdim) * (_count(x, dim) / over), _mean_of(x, dim, keepdim)
+    variance = _mean_of(rest * rest, dim, keepdim) * (_count(x, dim) / over)
+    return variance.to(x.dtype), _mean_of(wide, dim, keepdim).to(x.dtype)
 
 
 def _var(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
@@ -89,8 +105,8 @@ def _var(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
 
 
 def _std_mean(x: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-    variance, mean = _var_mean(x, *args, **kwargs)
-    return _root(variance), mean
+    variance, mean = _var_mean(x.float(), *args, **kwargs)
+    return _root(variance).to(x.dtype), mean.to(x.dtype)
 
 
 def _std(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
@@ -100,7 +116,7 @@ def _std(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
 def _folded(of_two: Callable[..., Tensor], x: Tensor, dims: Sequence[int]) -> Tensor:
     """The minimum or maximum, where it does not matter which of equal elements have a gradient: amin and amax, which
     share it evenly, cost more."""
-    for dim in dims:
+    for dim in _dims(x, dims):
         check_count("a minimum or maximum", x.shape[dim])
         x = functools.reduce(of_two, [x.select(dim, i) for i in range(x.shape[dim])]).unsqueeze(dim)
     return x
@@ -111,7 +127,7 @@ def _arg(of_two: Callable[..., Tensor]) -> Callable[..., Tensor]:
         flat, along = (x.reshape(-1), 0) if dim is None or x.dim() == 0 else (x, dim)
         places = torch.arange(flat.shape[along], device=x.device)
         places = places.reshape([-1 if i == along % flat.dim() else 1 for i in range(flat.dim())])
-        is_found = flat == _folded(of_two, flat, [along])
+        is_found = (flat == _folded(of_two, flat, [along])) | torch.isnan(flat)  # NaN is an extreme, too
         found = torch.where(is_found, places, flat.shape[along])  # the first of equal ones
         return found.amin(along, keepdim and dim is not None and x.dim() > 0)
 
@@ -150,6 +166,7 @@ def _one_hot(x: Tensor, num_classes: int = -1) -> Tensor:
 
 
 def _cosine_similarity(x: Tensor, y: Tensor, dim: int = 1, eps: float = 1e-8) -> Tensor:
+    x, y = torch.broadcast_tensors(x, y)
     norms = [(one * one).sum(dim).sqrt().clamp(min=eps) for one in (x, y)]
     return (x * y).sum(dim) / (norms[0] * norms[1])
 
@@ -175,7 +192,7 @@ def _root(total: Tensor) -> Tensor:
 def _vector_norm(
     x: Tensor, ord: float = 2, dim: Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
 ) -> Tensor:
-    dims: Any = list(range(x.dim())) if dim is None or dim == [] else dim
+    dims: Any = _dims(x, dim)
     if ord <= 0 or ord in (1, math.inf) or _count(x, dims) == 0:
         return NotImplemented
     wide = x.float()
@@ -202,7 +219,7 @@ def _log_softmax(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
 
 
 def _logsumexp(x: Tensor, dim: Dims, keepdim: bool = False) -> Tensor:
-    dims: Any = [dim] if isinstance(dim, int) else dim
+    dims: Any = _dims(x, dim)
     wide = x.float()
     most = _folded(torch.maximum, wide, dims)
     most = torch.where(most.abs() == math.inf, 0.0, most)
@@ -268,7 +285,37 @@ def _index_select(x: Tensor, dim: int, index: Tensor) -> Tensor:
 
 
 def _gather(x: Tensor, dim: int, index: Tensor, *, sparse_grad: bool = False) -> Tensor:
-    return _index(x, [index]) if x.dim() == 1 else NotImplemented
+    if x.dim() == 0 or index.dim() == 0:
+        return NotImplemented
+    places = [
+        torch.arange(size, device=x.device).reshape([-1 if i == place else 1 for i in range(x.dim())])
+        for place, size in enumerate(index.shape)
+    ]
+    places[dim % x.dim()] = index
+    return _index(x, places)
+
+
+def _take_along_dim(x: Tensor, index: Tensor, dim: int | None = None) -> Tensor:
+    """Not PyTorch's own decomposition, which refuses coordinates of int32."""
+    if dim is None:
+        return torch.gather(x.reshape(-1), 0, index.reshape(-1))
+    others = [[1 if i == dim % x.dim() else size for i, size in enumerate(one.shape)] for one in (x, index)]
+    common = torch.broadcast_shapes(*others)
+    x, index = (one.expand([-1 if i == dim % x.dim() else n for i, n in enumerate(common)]) for one in (x, index))
+    return torch.gather(x, dim, index)
+
+
+def _roll(x: Tensor, shifts: int | Sequence[int], dims: Dims = ()) -> Tensor:
+    if x.numel() == 0 or x.dim() == 0:
+        return x.clone()
+    shifts = [shifts] if isinstance(shifts, int) else shifts
+    dims = [dims] if isinstance(dims, int) else dims
+    if not dims:
+        return _roll(x.reshape(-1), shifts, 0).reshape(x.shape)
+    for shift, dim in zip(shifts, dims, strict=True):
+        first = -shift % x.shape[dim]
+        x = torch.cat([x.narrow(dim, first, x.shape[dim] - first), x.narrow(dim, 0, first)], dim)
+    return x
 
 
 _index = torch.ops.aten.index.Tensor
@@ -299,6 +346,8 @@ COMPOSITES: dict[str, Callable] = {
     "aten::embedding": _embedding,
     "aten::index_select": _index_select,
     "aten::gather": _gather,
+    "aten::take_along_dim": _take_along_dim,
+    "aten::roll": _roll,
     "aten::lerp": _lerp,
     "aten::hypot": lambda x, y: (x * x + y * y).sqrt(),
     "aten::copysign": _copysign,

@@ -52,6 +52,8 @@ def _reduce(
     dims = sorted(one % rank for one in dims) if rank else []
     count = math.prod(value.shape[one] for one in dims)
     check_count(f"aten.{name}", count)
+    op = {"amin": "and", "amax": "or"}.get(name) if dtype == torch.bool else None
+    op = op or _REDUCERS[name]
     kept = [i for i in range(rank) if i not in dims]
     shape = tuple(1 if i in dims else size for i, size in enumerate(value.shape)) if keepdim else None
     shape = tuple(value.shape[i] for i in kept) if shape is None else shape
@@ -64,7 +66,7 @@ def _reduce(
             inside = {i: builder.constant(one, "i64") for i, one in zip(dims, inner, strict=True)}
             element = builder.convert(value.at(tuple((outer | inside)[i] for i in range(rank))), type_of(dtype))
             elements.append(element)
-            total = element if total is None else builder.emit(_REDUCERS[name], total, element)
+            total = element if total is None else builder.emit(op, total, element)
         assert total is not None, "there is one element at least"
         if name in ("amin", "amax") and count > 2 and "load" in builder.follows(total):
             total = _shared_evenly(builder, total, elements)

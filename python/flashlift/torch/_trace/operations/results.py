@@ -22,9 +22,7 @@ def infer(func: Any, args: tuple, kwargs: dict) -> torch.Tensor:
             Symbol, lambda one: float(one) if isinstance(one, float) else int(one), (args, kwargs)
         )
     if any(one.dim() for one in tensors):
-        args, kwargs = tree_map_only(
-            torch.Tensor, lambda one: one if one.dim() == 0 else one.to("meta"), (args, kwargs)
-        )
+        args, kwargs = tree_map_only(torch.Tensor, lambda one: one.to("meta"), (args, kwargs))
     return func(*args, **kwargs)
 
 

@@ -33,6 +33,8 @@ def _permute(recording: Recording, func: Any, args: tuple, kwargs: dict) -> torc
     name = name_of(func)
     value = recording.value_of(args[0])
     order = list(range(len(value.shape)))
+    if not order:
+        return recording.traced(value)
     if name in ("t", "numpy_T"):
         order.reverse()
     elif name == "permute":

@@ -1,0 +1,76 @@
+"""Operations of score_mods, beside PyTorch's own for each pair of coordinates."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from flashlift.torch import flex_attention
+from torch.nn.attention.flex_attention import AuxRequest
+
+LENGTH = 6
+TABLE = torch.randn(LENGTH, LENGTH, generator=torch.Generator().manual_seed(2))
+CUBE = torch.randn(LENGTH, LENGTH, LENGTH, generator=torch.Generator().manual_seed(3))
+HALVES = TABLE.bfloat16()
+BYTES = torch.arange(36, dtype=torch.uint8).reshape(6, 6) * 7
+BOOLEANS = TABLE > 0
+
+
+def scores_of(score_mod):
+    """The scores, of queries and keys of zeros: the logarithms of the probabilities, which values of 1 show."""
+    zeros = torch.zeros(1, 1, LENGTH, 8)
+    values = torch.eye(LENGTH, 8).reshape(1, 1, LENGTH, 8)
+    out, aux = flex_attention(zeros, zeros, values, score_mod, return_aux=AuxRequest(lse=True))
+    return out[0, 0, :, :LENGTH].log() + aux.lse[0, 0, :, None]
+
+
+def expected(score_mod):
+    zero = torch.tensor(0)
+    score = torch.tensor(0.0)
+    return torch.tensor(
+        [
+            [float(score_mod(score, zero, zero, torch.tensor(i), torch.tensor(j))) for j in range(LENGTH)]
+            for i in range(LENGTH)
+        ]
+    )
+
+
+INDICES = {
+    "slice between": lambda s, b, h, i, j: CUBE[i, 1:4, j].sum(),
+    "gather": lambda s, b, h, i, j: torch.gather(CUBE, 1, j.expand(2, 3, 6))[1, 2, i],
+    "take_along_dim": lambda s, b, h, i, j: torch.take_along_dim(TABLE, i.reshape(1, 1), 0)[0, j],
+}
+
+
+@pytest.mark.parametrize("name", INDICES)
+def test_indices(name):
+    torch.testing.assert_close(scores_of(INDICES[name]), expected(INDICES[name]), atol=2e-6, rtol=1e-5)
+
+
+OPERATIONS = {
+    "argmax of NaN": lambda s, b, h, i, j: torch.stack([s, torch.where(i > j, torch.nan, s), s + 1]).argmax() * 1.0,
+    "max beside NaN": lambda s, b, h, i, j: torch.stack([s, torch.where(i > j, torch.nan, s), s + 1]).max(0)[1] * 0.5,
+    "cosine of broadcast rows": lambda s, b, h, i, j: F.cosine_similarity(
+        TABLE[i].reshape(1, 2, 3) + s, TABLE[j].reshape(2, 1, 3), dim=-2
+    ).sum(),
+    "softmax of a scalar": lambda s, b, h, i, j: (s + i).softmax(0) + torch.log_softmax(s + j, -1),
+    "logsumexp of a scalar": lambda s, b, h, i, j: (s + i).logsumexp(0) + (s + j).logsumexp(-1, keepdim=True),
+    "means of a scalar": lambda s, b, h, i, j: (s + i).mean(0) + (s + j).std(-1, correction=0) + (s - i).norm(dim=0),
+    "transposed scalar": lambda s, b, h, i, j: (s + i).transpose(0, -1) + (s + j).t(),
+    "filled by a scalar": lambda s, b, h, i, j: TABLE[i].masked_fill(BOOLEANS[j], s + 1).sum(),
+    "roll": lambda s, b, h, i, j: torch.roll(TABLE[i] * (s + 1), 2)[j],
+    "roll of two dimensions": lambda s, b, h, i, j: torch.roll(TABLE * (s + 1), (1, -2), (0, 1))[i, j],
+    "product of bfloat16": lambda s, b, h, i, j: ((HALVES[i] + s.bfloat16()) @ HALVES[j]).float(),
+    "product of bytes": lambda s, b, h, i, j: ((BYTES + (i * 0).to(torch.uint8)) @ BYTES[j])[i] / 64,
+    "integers by a fraction": lambda s, b, h, i, j: torch.addmv(
+        BYTES[0].long(), BYTES.long() + i, BYTES[j].long(), beta=1.5, alpha=0.5
+    )[1].float(),
+    "deviation of bfloat16": lambda s, b, h, i, j: (HALVES[i] * HALVES[j]).std().float(),
+    "variance of bfloat16": lambda s, b, h, i, j: torch.var_mean(HALVES[i] * HALVES[j], correction=0)[0].float(),
+    "largest boolean": lambda s, b, h, i, j: (BOOLEANS[i] & BOOLEANS[j]).amax() + BOOLEANS[i].amin(0) * 0.5,
+    "limited boolean": lambda s, b, h, i, j: BOOLEANS[i, j].clamp(max=BOOLEANS[j, i]) * 1.0,
+    "no times a boolean": lambda s, b, h, i, j: torch.add(BOOLEANS[i, j], BOOLEANS[j, i], alpha=False) * 1.0,
+}
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_operations(name):
+    torch.testing.assert_close(scores_of(OPERATIONS[name]), expected(OPERATIONS[name]), atol=5e-6, rtol=1e-5)
