@@ -1,9 +1,11 @@
 """Operations of score_mods, beside PyTorch's own for each pair of coordinates."""
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from flashlift.torch import flex_attention
+from flashlift.torch._trace import TraceError
 from torch.nn.attention.flex_attention import AuxRequest
 
 LENGTH = 6
@@ -34,6 +36,13 @@ def expected(score_mod):
 
 
 INDICES = {
+    "list": lambda s, b, h, i, j: TABLE[[0, 1, 2], j].sum(),
+    "lists and a coordinate": lambda s, b, h, i, j: CUBE[[0, 1, 2], [3, 4, 5], j][i % 3],
+    "list of coordinates": lambda s, b, h, i, j: TABLE[[i, j], 0].sum(),
+    "list of coordinates and numbers": lambda s, b, h, i, j: CUBE[[i, 2], :, [[j, 1]]].sum(),
+    "array": lambda s, b, h, i, j: TABLE[np.array([5, 3, 1]), j].sum(),
+    "number of numpy": lambda s, b, h, i, j: CUBE[np.int64(2), i, j],
+    "range": lambda s, b, h, i, j: TABLE[range(3), j].sum(),
     "slice between": lambda s, b, h, i, j: CUBE[i, 1:4, j].sum(),
     "gather": lambda s, b, h, i, j: torch.gather(CUBE, 1, j.expand(2, 3, 6))[1, 2, i],
     "take_along_dim": lambda s, b, h, i, j: torch.take_along_dim(TABLE, i.reshape(1, 1), 0)[0, j],
@@ -43,6 +52,18 @@ INDICES = {
 @pytest.mark.parametrize("name", INDICES)
 def test_indices(name):
     torch.testing.assert_close(scores_of(INDICES[name]), expected(INDICES[name]), atol=2e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("index", [lambda i, j: [i, j], lambda i, j: [i, 2], lambda i, j: [[i, j], 1]])
+def test_a_list_in_place_of_an_index_is_refused(index):
+    """PyTorch takes it as a tuple, and has announced that it will take it as a tensor."""
+    with pytest.raises(TraceError, match=r"a list of tensors as an index .*torch.stack\(\[i, j\]\)"):
+        scores_of(lambda s, b, h, i, j: TABLE[index(i, j)].sum())
+
+
+def test_true_beside_a_tensor_in_an_index_is_refused():
+    with pytest.raises(TraceError, match="True or False beside a tensor in an index .*None for a new dimension"):
+        scores_of(lambda s, b, h, i, j: CUBE[True, i, j].sum())
 
 
 OPERATIONS = {

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from typing import Any
 
+import numpy as np
 import torch
 from torch.overrides import TorchFunctionMode
 
@@ -19,13 +20,21 @@ class IndexByTensors(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         if func is torch.Tensor.__getitem__:
             tensor, index = args
+            if isinstance(index, list) and any(isinstance(one, torch.Tensor) for one in (*index, *_in_lists(index))):
+                raise TraceError(
+                    f"a list of tensors as an index{where()}, whose meaning depends on PyTorch's version; use "
+                    "table[i, j] for an element, or table[torch.stack([i, j])] for two rows"
+                )
             index = index if isinstance(index, tuple) else (index,)
-            if any(isinstance(one, torch.Tensor) for one in index):
+            if any(isinstance(one, torch.Tensor) for one in (*index, *_in_lists(index))):
                 return _index_by_tensors(tensor, index)
         return func(*args, **(kwargs or {}))
 
 
 def _index_by_tensors(tensor: torch.Tensor, index: tuple) -> torch.Tensor:
+    if any(isinstance(one, (bool, np.bool_)) for one in index):
+        raise TraceError(f"True or False beside a tensor in an index{where()}; use None for a new dimension")
+    index = tuple([_index_tensor(one) if isinstance(one, _LISTS) else one for one in index])
     consumed = sum(one is not None and one is not Ellipsis for one in index)
     if consumed > tensor.dim():
         raise IndexError(f"too many indices for tensor of dimension {tensor.dim()}{where()}")
@@ -36,8 +45,19 @@ def _index_by_tensors(tensor: torch.Tensor, index: tuple) -> torch.Tensor:
     by_others = tuple(slice(None) if isinstance(one, torch.Tensor) else one for one in index)
     if any(type(one) is not slice or one != slice(None) for one in by_others):
         tensor = tensor[by_others]
-    by_tensor = [one if isinstance(one, torch.Tensor) else None for one in index if not isinstance(one, int)]
+    stays = [one for one in index if isinstance(one, (torch.Tensor, slice)) or one is None]
+    by_tensor = [one if isinstance(one, torch.Tensor) else None for one in stays]
     return torch.ops.aten.index.Tensor(tensor, by_tensor)
+
+
+_LISTS = (list, tuple, range, np.ndarray)
+
+
+def _index_tensor(given: Any) -> torch.Tensor:
+    """A list of numbers and tensors, however deep, as one index tensor: as torch does, but without reading content."""
+    if isinstance(given, (list, tuple)) and any(isinstance(one, torch.Tensor) for one in (*given, *_in_lists(given))):
+        return torch.stack([one if isinstance(one, torch.Tensor) else _index_tensor(one) for one in given])
+    return torch.as_tensor(given)
 
 
 # Functions that return a tensor's content without any ATen operation.
