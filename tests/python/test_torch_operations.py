@@ -14,6 +14,7 @@ CUBE = torch.randn(LENGTH, LENGTH, LENGTH, generator=torch.Generator().manual_se
 HALVES = TABLE.bfloat16()
 BYTES = torch.arange(36, dtype=torch.uint8).reshape(6, 6) * 7
 BOOLEANS = TABLE > 0
+FOUR = torch.tensor(4)
 
 
 def scores_of(score_mod):
@@ -77,6 +78,8 @@ OPERATIONS = {
     "means of a scalar": lambda s, b, h, i, j: (s + i).mean(0) + (s + j).std(-1, correction=0) + (s - i).norm(dim=0),
     "transposed scalar": lambda s, b, h, i, j: (s + i).transpose(0, -1) + (s + j).t(),
     "filled by a scalar": lambda s, b, h, i, j: TABLE[i].masked_fill(BOOLEANS[j], s + 1).sum(),
+    "limits of a number and a coordinate": lambda s, b, h, i, j: i.clamp(1, j) + (s + i).clamp(min=j, max=3.5),
+    "limits of a number and a tensor": lambda s, b, h, i, j: torch.clip(i, 1.5, FOUR) + torch.clamp(j, min=FOUR, max=5),
     "roll": lambda s, b, h, i, j: torch.roll(TABLE[i] * (s + 1), 2)[j],
     "roll of two dimensions": lambda s, b, h, i, j: torch.roll(TABLE * (s + 1), (1, -2), (0, 1))[i, j],
     "product of bfloat16": lambda s, b, h, i, j: ((HALVES[i] + s.bfloat16()) @ HALVES[j]).float(),

@@ -86,6 +86,19 @@ _TAKES_LISTS = frozenset(
 _MAKES_NUMBER = frozenset((torch.Tensor.__float__, torch.Tensor.__int__, torch.Tensor.__index__))
 
 
+# With a number and a tensor as limits, these read the tensor's content.
+_CLAMPS = frozenset((torch.clamp, torch.clip, torch.Tensor.clamp, torch.Tensor.clip))
+
+
+def _mixes_limits(args: tuple, kwargs: dict) -> bool:
+    limits = [one for one in (*args[1:], *kwargs.values()) if one is not None]
+    return len({isinstance(one, torch.Tensor) for one in limits}) == 2
+
+
+def _clamped(func: Any, input: torch.Tensor, min: Any, max: Any) -> torch.Tensor:
+    return func(func(input, min=min), max=max)
+
+
 def _in_lists(given: Any) -> Iterable[torch.Tensor]:
     """The tensors in lists, however deep."""
     for one in given:
@@ -116,6 +129,8 @@ class ModFunctions(IndexByTensors):
                 f"Tensor.{func.__name__} reads the content of a tensor while the mod is traced{where()}; use tensor "
                 "operations only"
             )
+        if func in _CLAMPS and _mixes_limits(args, kwargs or {}):
+            return _clamped(func, *args, **(kwargs or {}))
         if func in _WRITES and self._recording.is_number(args[0]):
             raise TraceError(f"the text of a number is not that of a tensor in its place{where()}")
         if func in _TAKES_LISTS and any(map(self._recording.is_open, _in_lists((*args, *(kwargs or {}).values())))):
