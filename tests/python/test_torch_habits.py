@@ -10,6 +10,7 @@ import torch_mods
 from flashlift.torch import flex_attention, scaled_dot_product_attention
 from torch.nn.attention.flex_attention import AuxRequest, create_block_mask
 from torch.profiler import ProfilerActivity, profile
+from torch.utils.flop_counter import FlopCounterMode
 
 
 def tensors(requires_grad=False, dtype=torch.float32):
@@ -55,6 +56,20 @@ def test_a_profiler_shows_attention():
         )
         == 2
     )
+
+
+@pytest.mark.parametrize("compiles", [False, True], ids=["eager", "compiled"])
+def test_a_flop_counter_counts_attention(compiles):
+    """As it counts PyTorch's own: twice for each multiplication, whatever a mask leaves out."""
+    attend = torch.compile(flex_attention, backend="aot_eager") if compiles else flex_attention
+    q, k, v = torch.randn(2, 4, 6, 8, requires_grad=True), torch.randn(2, 2, 9, 8), torch.randn(2, 2, 9, 16)
+    with FlopCounterMode(display=False) as forward:
+        out = attend(q, k, v, mask_mod=torch_mods.causal, enable_gqa=True)
+    with FlopCounterMode(display=False) as backward:
+        out.sum().backward()
+    pairs = 2 * 4 * 6 * 9
+    assert forward.get_total_flops() == 2 * pairs * (8 + 16)
+    assert backward.get_total_flops() == 2 * pairs * (3 * 8 + 2 * 16)
 
 
 def test_forward_mode_is_refused_in_our_words():

@@ -3,7 +3,7 @@
 import torch
 
 from flashlift.torch._internals import are_transforms_active, forward_mode_level
-from flashlift.torch._run import graphs, operators  # noqa: F401 - register what torch.ops.flashlift has
+from flashlift.torch._run import flops, graphs, operators  # noqa: F401 - register what torch.ops.flashlift has
 from flashlift.torch._run.autograd import Direct, InTransform, Recorded, no_forward_mode
 from flashlift.torch._run.call import Call
 from flashlift.torch._run.kernels import reads_residual, run
