@@ -324,6 +324,23 @@ def test_sequences_that_are_none(ends):
         flex_attention(q, k, v, cu_seqlens=torch.tensor(ends, dtype=torch.int32))
 
 
+@pytest.mark.parametrize("compiles", [False, True], ids=["eager", "compiled"])
+@pytest.mark.parametrize("make", ["causal_upper_left", "causal_lower_right"])
+def test_causal_biases_of_pytorch(make, compiles):
+    bias = importlib.import_module("torch.nn.attention.bias")
+    attend = torch.compile(scaled_dot_product_attention, backend="aot_eager") if compiles else None
+    for q_len in (4, 9):
+        mask = getattr(bias, make)(q_len, 9)
+        q, k, v = torch.randn(2, 4, q_len, 8), torch.randn(2, 4, 9, 8), torch.randn(2, 4, 9, 8)
+        out = (attend or scaled_dot_product_attention)(q, k, v, attn_mask=mask)
+        torch.testing.assert_close(out, torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask))
+    with pytest.raises(ValueError, match="should not be used with is_causal=True"):
+        scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=True)
+    if make == "causal_lower_right":
+        with pytest.raises(RuntimeError, match="CausalBias of 9 queries and 9 keys; expected 5 and 9"):
+            scaled_dot_product_attention(q[:, :, :5], k, v, attn_mask=mask)
+
+
 def test_scaled_dot_product_attention_of_what_it_does_not_take():
     q, k, v = tensors()
     with pytest.raises(AttributeError, match="key is NoneType; expected a torch.Tensor"):

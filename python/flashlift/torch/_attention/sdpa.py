@@ -13,6 +13,25 @@ def _causal(b: torch.Tensor, h: torch.Tensor, q: torch.Tensor, kv: torch.Tensor)
     return q >= kv
 
 
+def _causal_bias(attn_mask: Any, query: torch.Tensor, key: torch.Tensor, is_causal: bool) -> Any:
+    """The mask_mod of a torch.nn.attention.bias.CausalBias, None for another mask. That module is not imported: it
+    imports TorchDynamo, which takes seconds."""
+    if type(attn_mask).__name__ != "CausalBias":
+        return None
+    if is_causal:
+        raise ValueError("CausalBias should not be used with is_causal=True; expected one of both")
+    if attn_mask.variant.name == "UPPER_LEFT":
+        return _causal
+    q_len, kv_len = query.size(-2), key.size(-2)
+    if (attn_mask.seq_len_q, attn_mask.seq_len_kv) != (q_len, kv_len):
+        raise RuntimeError(
+            f"attn_mask is a CausalBias of {attn_mask.seq_len_q} queries and {attn_mask.seq_len_kv} keys; expected "
+            f"{q_len} and {kv_len}"
+        )
+    offset = kv_len - q_len
+    return lambda b, h, q, kv: q + offset >= kv
+
+
 def scaled_dot_product_attention(
     query: torch.Tensor,
     key: torch.Tensor,
@@ -27,18 +46,21 @@ def scaled_dot_product_attention(
 
     query, key, value: [..., length, depth] of one type; the dimensions before these may have any number and must
     broadcast. The last of them is the heads; with enable_gqa, keys and values may have fewer. attn_mask: bool (True
-    keeps) or floating point (added to the scores), broadcast to [..., heads, q_len, kv_len] without a copy. With
-    is_causal both apply, as in PyTorch's kernels that accept both. A query with no key left gives 0.
+    keeps) or floating point (added to the scores), broadcast to [..., heads, q_len, kv_len] without a copy; or a
+    causal_upper_left or causal_lower_right of torch.nn.attention.bias. With is_causal both apply, as in PyTorch's
+    kernels that accept both. A query with no key left gives 0.
     Raises PyTorch's errors if none of PyTorch's kernels accepts the arguments. Dropout draws its seed from torch's
     generator, but drops other keys than PyTorch.
     """
     checks.check_flags(is_causal=is_causal, enable_gqa=enable_gqa)
+    bias = _causal_bias(attn_mask, query, key, is_causal)
+    attn_mask = attn_mask if bias is None else None
     _check(query, key, value, attn_mask)
     lead, kv_heads = _broadcast(query, key, value, enable_gqa)
     if enable_gqa and key.size(-3) != value.size(-3):
         key, value = (one.repeat_interleave(kv_heads // one.size(-3), -3) for one in (key, value))
     batch, heads = lead[:-1], lead[-1] if lead else 1
-    score_mod, mask_mod = None, _causal if is_causal else None
+    score_mod, mask_mod = None, _causal if is_causal else bias
     if attn_mask is not None:
         score_mod, mask_mod = _mods_of(attn_mask, (*lead, query.size(-2), key.size(-2)), is_causal)
     drops_all = dropout_p == 1.0
