@@ -146,6 +146,31 @@ def test_tensors_that_a_mod_makes_beside_captured_ones(table, compiles):
     close(attend(*tensors(), lambda s, b, h, q, kv: s + table()[kv]), plain(lambda s: s + wanted))
 
 
+OF_NUMBERS = {
+    "sum that wraps": lambda n: torch.tensor(100, dtype=torch.uint8) + n,
+    "product that wraps": lambda n: torch.tensor(100, dtype=torch.int8) * n,
+    "rounded product": lambda n: torch.tensor(3.0, dtype=torch.float16) * (n + 0.0017),
+    "rounded sum": lambda n: torch.tensor(2.0**24) + n - 2.0**24,
+    "quotient": lambda n: torch.tensor(7) // n,
+    "comparison": lambda n: torch.tensor(201, dtype=torch.uint8) == n + 256,
+    "choice": lambda n: torch.where(torch.tensor(True), n, 2.0),
+}
+
+
+@pytest.mark.parametrize("compiles", [False, True], ids=["eager", "compiled"])
+@pytest.mark.parametrize("name", OF_NUMBERS)
+def test_tensors_that_a_mod_makes_beside_numbers_that_change(name, compiles):
+    """A number takes the tensor's type, also where it is an argument of the program."""
+    attend = torch.compile(flex_attention, backend="aot_eager", fullgraph=True) if compiles else flex_attention
+    of_number = OF_NUMBERS[name]
+    for number in (3, 200, 201, 5, 255):
+        wanted = of_number(number) * 0.01 * KV
+        close(
+            attend(*tensors(), lambda s, b, h, q, kv, n=number: s + of_number(n) * 0.01 * kv),
+            plain(lambda s: s + wanted),
+        )
+
+
 def change_in_place(name, x, d):
     if name == "//=":
         d //= 2

@@ -91,7 +91,8 @@ class Dispatch(TorchDispatchMode):
                 f"{func} changes a captured tensor, or one that depends on captured tensors{where()}; use an operation "
                 "that returns a new tensor"
             )
-        is_number = bool(depends) and all(map(recording.is_number, depends))
+        # Beside a tensor that the mod makes, a number takes part as torch takes one: it wraps or rounds to its type.
+        is_number = bool(depends) and all(map(recording.is_number, tensors))
         if is_number and func.overloadpacket is torch.ops.aten.pow:  # in Python, a power of integers may be a fraction
             raise TraceError(f"{func} needs numbers that do not change from call to call{where()}")
         if depends and not is_number:
