@@ -512,6 +512,24 @@ def test_state_that_changes(name, monkeypatch):
 
 
 @torch.no_grad()
+def test_state_of_torch_that_changes(monkeypatch):
+    table = torch.ones(2)
+
+    def of_all(score, b, h, q, kv):
+        has_gradient = table.grad is not None
+        return score * (1 + has_gradient + 2 * torch.are_deterministic_algorithms_enabled() + table._version)
+
+    for change in (
+        lambda: None,
+        lambda: table.mul_(2),
+        lambda: setattr(table, "grad", torch.ones(2)),
+        lambda: monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True),
+    ):
+        change()
+        assert_right(of_all)
+
+
+@torch.no_grad()
 def test_numbers_that_are_drawn():
     """Each call draws its own, as where PyTorch runs the function."""
     random.seed(0)

@@ -347,7 +347,10 @@ class Walk:
 
 
 # A walk cannot see what a function reads by these names.
-_UNSEEN = frozenset("globals locals eval exec import_module environ getenv random".split())
+_UNSEEN = frozenset(
+    "globals locals eval exec import_module environ getenv random are_deterministic_algorithms_enabled get_num_threads "
+    "_version grad".split()
+)
 _OF_LAYOUT = frozenset(("stride", "is_contiguous", "storage_offset"))
 _REFLECTION = frozenset(("getattr", "vars", "__dict__", "__getattribute__", "attrgetter", "methodcaller"))
 _REFLECTION_ON_MODULES = frozenset(
