@@ -700,3 +700,22 @@ def test_gradients_of_scores_that_are_exactly_0(change, is_fused):
     count, report = compare(function, [q, k, v])
     assert (count > 0) == is_fused, report
     assert is_fused or all(candidate.reason for candidate in report.candidates), report
+
+
+@pytest.mark.parametrize("widened", ["qkv", "v"])
+def test_only_the_output_is_rounded_if_the_module_rounds_only_the_output(widened):
+    """Probabilities that were rounded to bf16, too, would nearly double the error."""
+
+    def in_f32(q, k, v):
+        if widened == "qkv":
+            q, k = q.astype(jnp.float32), k.astype(jnp.float32)
+        scores = jnp.einsum("bqhd,bkhd->bhqk", q, k, preferred_element_type=jnp.float32) / 4
+        return attend(scores, v.astype(jnp.float32))
+
+    arguments = tensors(jnp.bfloat16, S=64, T=96)
+    fused = flashlift.jax.fuse(lambda *given: in_f32(*given).astype(jnp.bfloat16))
+    mine, exact = fused(*arguments), in_f32(*arguments)
+    assert fused.report.fused_count == 1, fused.report
+    assert mine.dtype == jnp.bfloat16
+    errors = [np.abs(np.float32(x) - np.float32(exact)).mean() for x in (mine, exact.astype(jnp.bfloat16))]
+    assert errors[0] < 1.1 * errors[1], errors

@@ -147,6 +147,13 @@ AtomSet kept_by_gradients(const Plane& plane, const ScoreUses& uses, AtomSet onl
   return kept;
 }
 
+// Whether the module computes scores, probabilities and the output in f32, although its operands hold 16-bit numbers.
+bool rounds_nothing(const Plane& plane) {
+  const auto is_f32 = [](mlir::Value value) { return dtype(value.getType()) == DType::kF32; };
+  return plane.half && plane.evaluator->unrounded().empty() && is_f32(plane.pair.first->getResult(0)) &&
+         is_f32(plane.pair.second->getOperand(0)) && is_f32(plane.pair.second->getOperand(1));
+}
+
 }  // namespace
 
 Outcome<Dimensions> name_dimensions(Plane& plane, const Probabilities& probabilities, const Operands& operands,
@@ -160,6 +167,9 @@ Outcome<Dimensions> name_dimensions(Plane& plane, const Probabilities& probabili
   }
   Dimensions found{.q = (*picked)[0], .k = (*picked)[1], .v = (*picked)[2], .out = match.out};
   while (auto next = found.out ? follow_result(*found.out, plane.sizes, plane.half) : std::nullopt) {
+    if (rounds_nothing(plane) && dtype(next->value.getType()) != dtype(found.out->value.getType())) {
+      break;  // a call with this output would also round the probabilities
+    }
     found.out = std::move(next);
   }
   // A product of the queries with a table of key positions alone is a bias, not a product of scores.
