@@ -72,13 +72,7 @@ class Fuser {
         break;  // the last candidate's reason reports this
       }
     }
-    for (const Rearrangement& read : read_otherwise_) {
-      if (llvm::none_of(read.added, [&](mlir::Operation* op) { return erased_.contains(op); })) {
-        stablehlo::take_back(read);
-        erased_.insert(read.added.begin(),
-                       read.added.end());  // annotations were of their results, or on their operands
-      }
-    }
+    take_back_unfused();
     annotations_.close(erased_);
     barriers.close(erased_);
     annotations_.remove_unused();
@@ -139,6 +133,20 @@ class Fuser {
       if (auto split = split_sum_of_softmaxes(sums.back())) {
         read_otherwise_.push_back(*std::move(split));
       }
+    }
+  }
+
+  // Restores what was read otherwise and is in no fused attention. A later one may be of operations that an earlier one
+  // added, so it is restored first; if it stays, so does the earlier one.
+  void take_back_unfused() {
+    for (; !read_otherwise_.empty(); read_otherwise_.pop_back()) {
+      const Rearrangement& read = read_otherwise_.back();
+      if (llvm::any_of(read.added, [&](mlir::Operation* op) { return erased_.contains(op); }) ||
+          is_read_elsewhere(read)) {
+        continue;
+      }
+      stablehlo::take_back(read);
+      erased_.insert(read.added.begin(), read.added.end());  // annotations were of their results, or on their operands
     }
   }
 

@@ -138,3 +138,17 @@ def test_a_difference_in_the_scores_of_another_attention():
 
     candidates, report = fused(attention, *operands())
     assert any(candidate.fused for candidate in candidates), report
+
+
+@pytest.mark.parametrize("returned", [(0, 1), (0,), (1,), ()])
+def test_a_difference_whose_product_is_a_multiplication_and_a_sum(returned):
+    """The module returns some of the probabilities, whose attention stays: what was read as products of it is restored,
+    unless the other attention needs it.
+    """
+
+    def attention(q, k, v, q2, k2):
+        p = softmax(q, k), softmax(q2, k2)
+        return ((p[0] - 0.3 * p[1])[..., None] * v[:, :, None]).sum(-2), *(p[i] for i in returned)
+
+    candidates, report = fused(attention, *operands())
+    assert [candidate.fused for candidate in candidates].count(True) == 2 - len(returned), report

@@ -93,6 +93,16 @@ void replace(Rearrangement& rearrangement, mlir::Value original, mlir::Value res
   rearrangement.replaced.push_back({original, result});
 }
 
+bool is_read_elsewhere(const Rearrangement& rearrangement) {
+  return llvm::any_of(rearrangement.added, [&](mlir::Operation* op) {
+    const bool is_result = llvm::any_of(
+        rearrangement.replaced, [&](const auto& each) { return mlir::Value(each.result).getDefiningOp() == op; });
+    return !is_result && llvm::any_of(op->getUsers(), [&](mlir::Operation* user) {
+      return !llvm::is_contained(rearrangement.added, user);
+    });
+  });
+}
+
 void take_back(const Rearrangement& rearrangement) {
   for (const auto& [original, result] : rearrangement.replaced) {
     mlir::Value(result).replaceAllUsesWith(original);

@@ -48,6 +48,8 @@ std::optional<Rearrangement> sum_gradients_apart(mlir::Operation* product);
 // For a sum or difference of softmaxes that products read: the sum of the products with each of them instead. Reads
 // negative products with the same values, which are the gradient of a subtracted softmax, as multiplied by -1.
 std::optional<Rearrangement> split_sum_of_softmaxes(mlir::Operation* sum);
+// Whether other operations than its own read a value that it added, apart from its results.
+bool is_read_elsewhere(const Rearrangement& rearrangement);
 // Restores the original.
 void take_back(const Rearrangement& rearrangement);
 
