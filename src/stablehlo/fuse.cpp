@@ -93,8 +93,20 @@ class Fuser {
     return candidate;
   }
 
-  // Reads sums of multiplications as products, and products that sum nothing as multiplications: those near a softmax,
-  // and then all others, which may be part of its gradient. Reads log-sum-exps of other bases as natural ones.
+  static std::optional<Rearrangement> read_otherwise(mlir::Operation* op) {
+    if (kind(op) == OpKind::kAdd) {
+      return log_sum_of_other_base(op);
+    }
+    if (kind(op) == OpKind::kReduce) {
+      return multiplied_sum_as_product(op);
+    }
+    auto weighted = weight_product_as_multiplication(op);
+    return weighted ? std::move(weighted) : product_as_multiplied_sum(op);
+  }
+
+  // Reads sums of multiplications as products, and products in which an operand has no dimension of its own as
+  // multiplications: those near a softmax, and then all others, which may be part of its gradient. Reads log-sum-exps
+  // of other bases as natural ones.
   void read_products() {
     std::vector<mlir::Operation*> found;
     module_.op()->walk([&](mlir::Operation* op) {
@@ -104,9 +116,7 @@ class Fuser {
     });
     bool is_any_near = false;
     for (mlir::Operation* op : found) {
-      auto read = kind(op) == OpKind::kAdd      ? log_sum_of_other_base(op)
-                  : kind(op) == OpKind::kReduce ? multiplied_sum_as_product(op)
-                                                : weight_product_as_multiplication(op);
+      auto read = read_otherwise(op);
       if (!read) {
         continue;
       }

@@ -125,9 +125,22 @@ def test_the_gradient_by_weights_of_rows(name, of_values):
     assert_fused(attention, jnp.asarray(RNG.standard_normal(shape), jnp.float32), *qkv(), gradients=True)
 
 
-def test_the_gradient_by_weights_of_rows_in_bf16():
+@pytest.mark.parametrize(("equation", "shape"), [("h", (H,)), ("hb", (H, B)), ("qh", (S, H)), ("bhq", (B, H, S))])
+def test_the_gradient_by_weights_of_rows_that_a_product_applies(equation, shape):
+    """It is a product, too, in which neither operand has a dimension of its own."""
+
     def attention(weights, q, k, v):
-        return weigh(jax.nn.softmax(products(q, k) / 4, -1) * weights[:, None, None], v)
+        p = jax.nn.softmax(products(q, k) / 4, -1)
+        return weigh(jnp.einsum(f"bhqk,{equation}->bhqk", p, weights), v)
+
+    assert_fused(attention, jnp.asarray(RNG.standard_normal(shape), jnp.float32), *qkv(), gradients=True)
+
+
+@pytest.mark.parametrize("as_product", [False, True])
+def test_the_gradient_by_weights_of_rows_in_bf16(as_product):
+    def attention(weights, q, k, v):
+        p = jax.nn.softmax(products(q, k) / 4, -1)
+        return weigh(jnp.einsum("bhqk,h->bhqk", p, weights) if as_product else p * weights[:, None, None], v)
 
     weights = jnp.asarray(RNG.standard_normal(H), jnp.bfloat16)
     assert_fused(attention, weights, *qkv(dtype=jnp.bfloat16), gradients=True, tolerance=3e-2)

@@ -77,7 +77,7 @@ mlir::Value Builder::convert(mlir::Location location, mlir::Value value, mlir::T
   return made == value ? made : note(made.getDefiningOp());
 }
 
-mlir::Value Builder::sum(mlir::Location location, mlir::Value value, size_t dims) {
+mlir::Value Builder::sum(mlir::Location location, mlir::Value value, llvm::ArrayRef<int64_t> dims) {
   mlir::Operation* const made = stablehlo::sum(builder_, location, value, dims).getDefiningOp();
   note(made->getOperand(1).getDefiningOp());
   return note(made);

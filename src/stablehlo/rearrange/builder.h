@@ -33,8 +33,8 @@ class Builder {
   mlir::Value transpose(mlir::Location location, mlir::Value value, llvm::ArrayRef<int64_t> permutation);
   mlir::Value dot(mlir::Location location, mlir::Value x, mlir::Value y, const DotDims& dims, mlir::Type type);
   mlir::Value convert(mlir::Location location, mlir::Value value, mlir::Type element_type);
-  // Sums an f32 value over its first dimensions.
-  mlir::Value sum(mlir::Location location, mlir::Value value, size_t dims);
+  // Sums an f32 value over these dimensions, in ascending order.
+  mlir::Value sum(mlir::Location location, mlir::Value value, llvm::ArrayRef<int64_t> dims);
 
  private:
   mlir::Value note(mlir::Operation* op);

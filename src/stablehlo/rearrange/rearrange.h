@@ -40,6 +40,9 @@ std::optional<Rearrangement> add_missing_output(mlir::Operation* product);
 std::optional<Rearrangement> multiplied_sum_as_product(mlir::Operation* sum);
 // The multiplication for a product that sums nothing, one operand of which is broadcast to the other one's dimensions.
 std::optional<Rearrangement> weight_product_as_multiplication(mlir::Operation* product);
+// The multiplication and sum for a product in which no operand has a dimension of its own, as in the gradient of such
+// weights.
+std::optional<Rearrangement> product_as_multiplied_sum(mlir::Operation* product);
 // For a sum with a logarithm of another base, such as m + log2(z): the sum with the natural logarithm, times a number.
 std::optional<Rearrangement> log_sum_of_other_base(mlir::Operation* sum);
 // For sums of added tensors, each of which may be a gradient of scores of several attentions (such as layers that share

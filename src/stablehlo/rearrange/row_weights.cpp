@@ -275,8 +275,9 @@ void sum_over_depth(mlir::Operation* product, unsigned side, mlir::Value probabi
     };
     const mlir::Value terms = builder.multiply(location, in_order(product->getResult(0), dims->of_output),
                                                in_order(of_gradient->getOperand(gradient_side), dims->of_gradient));
+    const auto summed = llvm::to_vector(llvm::seq<int64_t>(0, static_cast<int64_t>(dims->summed)));
     replace(found, sum->getResult(0),
-            builder.convert(location, builder.sum(location, terms, dims->summed),
+            builder.convert(location, builder.sum(location, terms, summed),
                             static_tensor(sum->getResult(0)).getElementType()));
   }
 }

@@ -1,4 +1,5 @@
-// Weights that multiply probabilities by a product that sums nothing, as einsum("bhqk,h->bhqk") is lowered.
+// Products that are multiplications: of probabilities with weights, as einsum("bhqk,h->bhqk") is lowered, and in the
+// gradient of these weights, where the multiplication is also summed, as einsum("bhqk,bhqk->h").
 
 #include <algorithm>
 
@@ -8,6 +9,66 @@
 #include "stablehlo/rearrange/rearrange.h"
 
 namespace flashlift::stablehlo {
+namespace {
+
+// The operand before a transpose, whose dimensions `dims` then names.
+mlir::Value before_transpose(mlir::Value operand, OperandDims& dims) {
+  mlir::Operation* const transpose = defining(operand, OpKind::kTranspose);
+  if (transpose == nullptr) {
+    return operand;
+  }
+  for (std::vector<int64_t>* some : {&dims.batch, &dims.contract, &dims.free}) {
+    for (int64_t& dim : *some) {
+      dim = permutation(transpose)[static_cast<size_t>(dim)];
+    }
+  }
+  return transpose->getOperand(0);
+}
+
+}  // namespace
+
+std::optional<Rearrangement> product_as_multiplied_sum(mlir::Operation* product) {
+  if (!is_product(product) || kind(product) != OpKind::kDotGeneral) {
+    return std::nullopt;
+  }
+  OperandDims dims[2] = {operand_dims(product, 0), operand_dims(product, 1)};
+  const auto type = static_tensor(product->getResult(0));
+  const auto element = dtype(type);
+  if (dims[0].contract.empty() || !dims[0].free.empty() || !dims[1].free.empty() ||
+      static_tensor(product->getOperand(0)).getElementType() !=
+          static_tensor(product->getOperand(1)).getElementType() ||
+      (element != DType::kF32 && element != DType::kBF16 && element != DType::kF16)) {
+    return std::nullopt;
+  }
+  mlir::Value operands[2];
+  for (const unsigned side : {0U, 1U}) {
+    operands[side] = before_transpose(product->getOperand(side), dims[side]);
+  }
+  // In the order of the left operand's dimensions, of which `summed` are summed.
+  std::vector<int64_t> order(shape(operands[0]).size());
+  std::vector<int64_t> summed = dims[0].contract;
+  std::sort(summed.begin(), summed.end());
+  for (size_t i = 0; i < summed.size(); ++i) {
+    order[static_cast<size_t>(dims[0].contract[i])] = dims[1].contract[i];
+  }
+  for (size_t i = 0; i < dims[0].batch.size(); ++i) {
+    order[static_cast<size_t>(dims[0].batch[i])] = dims[1].batch[i];
+  }
+  Rearrangement found;
+  Builder builder(product, found.added);
+  const mlir::Location location = product->getLoc();
+  const mlir::Value terms = builder.multiply(location, operands[0], builder.transpose(location, operands[1], order));
+  const mlir::Value sum =
+      builder.sum(location, builder.convert(location, terms, mlir::Float32Type::get(product->getContext())), summed);
+  std::vector<int64_t> kept = dims[0].batch;  // the sum's dimensions, by the product's
+  for (int64_t& dim : kept) {
+    dim -= std::lower_bound(summed.begin(), summed.end(), dim) - summed.begin();
+  }
+  found.product = terms.getDefiningOp();
+  replace(found, product->getResult(0),
+          builder.convert(location, builder.transpose(location, sum, kept), type.getElementType()));
+  return found;
+}
 
 std::optional<Rearrangement> weight_product_as_multiplication(mlir::Operation* product) {
   if (!is_product(product) || kind(product) != OpKind::kDotGeneral) {
@@ -26,15 +87,7 @@ std::optional<Rearrangement> weight_product_as_multiplication(mlir::Operation* p
   // The multiplication is of probabilities or their gradient in their own order, as with other weights: einsum
   // transposes them for its product.
   const unsigned of = dims[0].free.empty() ? 1 : 0;
-  mlir::Value weighted = product->getOperand(of);
-  if (mlir::Operation* const transpose = defining(weighted, OpKind::kTranspose)) {
-    for (std::vector<int64_t>* some : {&dims[of].batch, &dims[of].free}) {
-      for (int64_t& dim : *some) {
-        dim = permutation(transpose)[static_cast<size_t>(dim)];
-      }
-    }
-    weighted = transpose->getOperand(0);
-  }
+  mlir::Value weighted = before_transpose(product->getOperand(of), dims[of]);
   std::vector<std::pair<int64_t, int64_t>> shared;  // dimensions of what is weighted, and of the weights
   for (size_t i = 0; i < dims[of].batch.size(); ++i) {
     shared.emplace_back(dims[of].batch[i], dims[1 - of].batch[i]);

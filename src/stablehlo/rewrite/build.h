@@ -30,8 +30,8 @@ mlir::Value transpose(mlir::OpBuilder& builder, mlir::Location location, mlir::V
 // Converts to another element type.
 mlir::Value convert(mlir::OpBuilder& builder, mlir::Location location, mlir::Value value, mlir::Type element_type);
 
-// Sums an f32 value over its first dimensions.
-mlir::Value sum(mlir::OpBuilder& builder, mlir::Location location, mlir::Value value, size_t dims);
+// Sums an f32 value over these dimensions, in ascending order.
+mlir::Value sum(mlir::OpBuilder& builder, mlir::Location location, mlir::Value value, llvm::ArrayRef<int64_t> dims);
 // Whether any of the booleans is true along the last dimension.
 mlir::Value any_of_last(mlir::OpBuilder& builder, mlir::Location location, mlir::Value value);
 
