@@ -97,8 +97,9 @@ class Fuser {
     if (kind(op) == OpKind::kAdd) {
       return log_sum_of_other_base(op);
     }
-    if (kind(op) == OpKind::kReduce) {
-      return multiplied_sum_as_product(op);
+    if (kind(op) == OpKind::kReduce || kind(op) == OpKind::kReduceWindow) {
+      auto whole = windows_as_reduction(op);
+      return whole ? std::move(whole) : multiplied_sum_as_product(op);
     }
     auto weighted = weight_product_as_multiplication(op);
     return weighted ? std::move(weighted) : product_as_multiplied_sum(op);
@@ -106,11 +107,12 @@ class Fuser {
 
   // Reads sums of multiplications as products, and products in which an operand has no dimension of its own as
   // multiplications: those near a softmax, and then all others, which may be part of its gradient. Reads log-sum-exps
-  // of other bases as natural ones.
+  // of other bases as natural ones, and windows over whole rows as reductions.
   void read_products() {
     std::vector<mlir::Operation*> found;
     module_.op()->walk([&](mlir::Operation* op) {
-      if (kind(op) == OpKind::kReduce || kind(op) == OpKind::kDotGeneral || kind(op) == OpKind::kAdd) {
+      if (kind(op) == OpKind::kReduce || kind(op) == OpKind::kReduceWindow || kind(op) == OpKind::kDotGeneral ||
+          kind(op) == OpKind::kAdd) {
         found.push_back(op);
       }
     });

@@ -523,6 +523,9 @@ SymId Evaluator::leaf(mlir::Value value, const std::vector<Index>& indices) {
       return fail(refuse<Reason::kComputesInF64>(op->getName().getStringRef().str(), describe(op->getLoc())));
     }
     const auto how = kind(op) == OpKind::kReduce ? reduction(op) : std::nullopt;
+    if (how && how->reducer == Reducer::kAdd && how->inits.size() == 1 && splat(how->inits[0]) != 0.0) {
+      return fail(refuse<Reason::kStartsFromNumber>(op->getName().getStringRef().str(), describe(op->getLoc())));
+    }
     if (how && (how->reducer == Reducer::kMaximum || how->reducer == Reducer::kAdd)) {
       return fail(refuse<Reason::kReducesOverMore>(op->getName().getStringRef().str(), describe(op->getLoc())));
     }

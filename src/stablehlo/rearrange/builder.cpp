@@ -78,9 +78,17 @@ mlir::Value Builder::convert(mlir::Location location, mlir::Value value, mlir::T
 }
 
 mlir::Value Builder::sum(mlir::Location location, mlir::Value value, llvm::ArrayRef<int64_t> dims) {
-  mlir::Operation* const made = stablehlo::sum(builder_, location, value, dims).getDefiningOp();
-  note(made->getOperand(1).getDefiningOp());
-  return note(made);
+  return note_with_start(stablehlo::sum(builder_, location, value, dims));
+}
+
+mlir::Value Builder::reduce(mlir::Location location, mlir::Value value, llvm::ArrayRef<int64_t> dims,
+                            llvm::StringRef reducer, mlir::DenseElementsAttr start) {
+  return note_with_start(stablehlo::reduce(builder_, location, value, dims, reducer, start));
+}
+
+mlir::Value Builder::note_with_start(mlir::Value reduced) {
+  note(reduced.getDefiningOp()->getOperand(1).getDefiningOp());
+  return note(reduced.getDefiningOp());
 }
 
 mlir::Value Builder::note(mlir::Operation* op) {

@@ -33,11 +33,15 @@ class Builder {
   mlir::Value transpose(mlir::Location location, mlir::Value value, llvm::ArrayRef<int64_t> permutation);
   mlir::Value dot(mlir::Location location, mlir::Value x, mlir::Value y, const DotDims& dims, mlir::Type type);
   mlir::Value convert(mlir::Location location, mlir::Value value, mlir::Type element_type);
+  // Reduces a value over these dimensions, in ascending order, with an operation such as "stablehlo.add".
+  mlir::Value reduce(mlir::Location location, mlir::Value value, llvm::ArrayRef<int64_t> dims, llvm::StringRef reducer,
+                     mlir::DenseElementsAttr start);
   // Sums an f32 value over these dimensions, in ascending order.
   mlir::Value sum(mlir::Location location, mlir::Value value, llvm::ArrayRef<int64_t> dims);
 
  private:
   mlir::Value note(mlir::Operation* op);
+  mlir::Value note_with_start(mlir::Value reduced);  // and the constant from which it starts
 
   mlir::OpBuilder builder_;
   std::vector<mlir::Operation*>& added_;

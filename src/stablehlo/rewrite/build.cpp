@@ -27,6 +27,8 @@ mlir::ArrayAttr row_major_layouts(mlir::Builder& builder, mlir::TypeRange types)
   return builder.getArrayAttr(layouts);
 }
 
+}  // namespace
+
 mlir::Value reduce(mlir::OpBuilder& builder, mlir::Location location, mlir::Value value, llvm::ArrayRef<int64_t> dims,
                    llvm::StringRef reducer, mlir::DenseElementsAttr start) {
   const mlir::Type scalar = start.getType();
@@ -53,8 +55,6 @@ mlir::Value reduce(mlir::OpBuilder& builder, mlir::Location location, mlir::Valu
   build(inside, location, "stablehlo.return", result->getResults(), {});
   return builder.create(state)->getResult(0);
 }
-
-}  // namespace
 
 mlir::Operation* build(mlir::OpBuilder& builder, mlir::Location location, llvm::StringRef name,
                        mlir::ValueRange operands, mlir::TypeRange results,

@@ -30,6 +30,9 @@ mlir::Value transpose(mlir::OpBuilder& builder, mlir::Location location, mlir::V
 // Converts to another element type.
 mlir::Value convert(mlir::OpBuilder& builder, mlir::Location location, mlir::Value value, mlir::Type element_type);
 
+// Reduces a value over these dimensions, in ascending order, with an operation such as "stablehlo.add".
+mlir::Value reduce(mlir::OpBuilder& builder, mlir::Location location, mlir::Value value, llvm::ArrayRef<int64_t> dims,
+                   llvm::StringRef reducer, mlir::DenseElementsAttr start);
 // Sums an f32 value over these dimensions, in ascending order.
 mlir::Value sum(mlir::OpBuilder& builder, mlir::Location location, mlir::Value value, llvm::ArrayRef<int64_t> dims);
 // Whether any of the booleans is true along the last dimension.
