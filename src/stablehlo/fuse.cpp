@@ -220,7 +220,7 @@ class Fuser {
       stablehlo::take_back(*apart);
       work_.forget();
     }
-    for (const auto& rearrange : {move_weights_to_values, join_parts_of_keys}) {
+    for (const auto& rearrange : {move_weights_to_values, join_values, join_parts_of_keys}) {
       const auto other = rearrange(product);
       if (!other) {
         continue;
@@ -228,7 +228,7 @@ class Fuser {
       Outcome<LiftedAttention> again = lift_again(other->product);
       constexpr int64_t kFewestRows = 16;  // fewer rows do not justify copying keys and values
       const bool copies_too_much =
-          again.ok() && rearrange == join_parts_of_keys &&
+          again.ok() && rearrange != move_weights_to_values &&
           again->problem.q_len * (again->problem.q_heads / again->problem.kv_heads) < kFewestRows;
       if (again.ok() && !copies_too_much) {
         rearranged.push_back(*other);
@@ -236,7 +236,7 @@ class Fuser {
       }
       stablehlo::take_back(*other);
       work_.forget();
-      if (copies_too_much) {
+      if (copies_too_much && rearrange == join_parts_of_keys) {
         return refuse<Reason::kJoinCostsMore>(again->problem.q_len);
       }
     }

@@ -320,6 +320,8 @@ def test_a_product_that_mixes_the_heads_of_probabilities_is_no_gradient_of_value
 
 
 def test_two_outputs_of_the_same_probabilities():
+    """They are fused, unless there are too few queries to copy both values into one tensor."""
+
     def two(q, k, v, w):
         p = jax.nn.softmax(q @ k.mT)
         return (p @ v) * (p @ w)

@@ -47,6 +47,19 @@ mlir::Value Builder::constant(mlir::Location location, mlir::DenseElementsAttr e
   return note(build(builder_, location, "stablehlo.constant", {}, mlir::TypeRange(elements.getType()), number));
 }
 
+mlir::Value Builder::slice(mlir::Location location, mlir::Value value, int64_t dim, int64_t start, int64_t limit) {
+  llvm::SmallVector<int64_t> starts(shape(value).size(), 0);
+  llvm::SmallVector<int64_t> limits(shape(value));
+  const llvm::SmallVector<int64_t> strides(shape(value).size(), 1);
+  starts[static_cast<size_t>(dim)] = start;
+  limits[static_cast<size_t>(dim)] = limit;
+  const auto named = [&](llvm::StringRef name, llvm::ArrayRef<int64_t> numbers) {
+    return mlir::NamedAttribute(builder_.getStringAttr(name), builder_.getDenseI64ArrayAttr(numbers));
+  };
+  return note(build(builder_, location, "stablehlo.slice", value, mlir::TypeRange(with_size(value, dim, limit - start)),
+                    {named("start_indices", starts), named("limit_indices", limits), named("strides", strides)}));
+}
+
 mlir::Value Builder::add(mlir::Location location, mlir::Value x, mlir::Value y) {
   return note(build(builder_, location, "stablehlo.add", {x, y}, mlir::TypeRange(x.getType())));
 }

@@ -27,6 +27,8 @@ class Builder {
   mlir::Value broadcast(mlir::Location location, mlir::Value value, mlir::RankedTensorType type,
                         llvm::ArrayRef<int64_t> dims);
   mlir::Value constant(mlir::Location location, mlir::DenseElementsAttr elements);
+  // The part of a value from `start` to `limit` in one dimension.
+  mlir::Value slice(mlir::Location location, mlir::Value value, int64_t dim, int64_t start, int64_t limit);
   mlir::Value add(mlir::Location location, mlir::Value x, mlir::Value y);
   mlir::Value multiply(mlir::Location location, mlir::Value x, mlir::Value y);
   mlir::Value reshape(mlir::Location location, mlir::Value value, llvm::ArrayRef<int64_t> dims);

@@ -25,6 +25,9 @@ struct Rearrangement {
 std::optional<Rearrangement> join_parts_of_keys(mlir::Operation* product);
 // Whether it would, but the scores of these parts are read elsewhere, too, and must be computed anyway.
 bool has_parts_of_keys_read_elsewhere(mlir::Operation* product);
+// Replaces products of the same probabilities with different values by one product with these values side by side, and
+// so their gradients.
+std::optional<Rearrangement> join_values(mlir::Operation* product);
 // For probabilities times a number for each key, such as scales of 8-bit values: multiplies the values by it instead.
 std::optional<Rearrangement> move_weights_to_values(mlir::Operation* product);
 // For probabilities times a number for each row, or for some rows (such as those of padded queries, or of heads):
