@@ -91,7 +91,8 @@ mlir::Value Builder::convert(mlir::Location location, mlir::Value value, mlir::T
 }
 
 mlir::Value Builder::sum(mlir::Location location, mlir::Value value, llvm::ArrayRef<int64_t> dims) {
-  return note_with_start(stablehlo::sum(builder_, location, value, dims));
+  const auto zero = mlir::DenseElementsAttr::get(mlir::RankedTensorType::get({}, builder_.getF32Type()), 0.0f);
+  return reduce(location, value, dims, "stablehlo.add", zero);
 }
 
 mlir::Value Builder::reduce(mlir::Location location, mlir::Value value, llvm::ArrayRef<int64_t> dims,

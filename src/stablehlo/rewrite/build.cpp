@@ -146,9 +146,11 @@ mlir::Value convert(mlir::OpBuilder& builder, mlir::Location location, mlir::Val
                    ->getResult(0);
 }
 
-mlir::Value sum(mlir::OpBuilder& builder, mlir::Location location, mlir::Value value, llvm::ArrayRef<int64_t> dims) {
+mlir::Value sum(mlir::OpBuilder& builder, mlir::Location location, mlir::Value value, size_t dims) {
+  llvm::SmallVector<int64_t> summed(dims);
+  std::iota(summed.begin(), summed.end(), 0);
   const mlir::RankedTensorType scalar = mlir::RankedTensorType::get({}, builder.getF32Type());
-  return reduce(builder, location, value, dims, "stablehlo.add", mlir::DenseElementsAttr::get(scalar, 0.0f));
+  return reduce(builder, location, value, summed, "stablehlo.add", mlir::DenseElementsAttr::get(scalar, 0.0f));
 }
 
 mlir::Value any_of_last(mlir::OpBuilder& builder, mlir::Location location, mlir::Value value) {

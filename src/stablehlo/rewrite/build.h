@@ -33,8 +33,8 @@ mlir::Value convert(mlir::OpBuilder& builder, mlir::Location location, mlir::Val
 // Reduces a value over these dimensions, in ascending order, with an operation such as "stablehlo.add".
 mlir::Value reduce(mlir::OpBuilder& builder, mlir::Location location, mlir::Value value, llvm::ArrayRef<int64_t> dims,
                    llvm::StringRef reducer, mlir::DenseElementsAttr start);
-// Sums an f32 value over these dimensions, in ascending order.
-mlir::Value sum(mlir::OpBuilder& builder, mlir::Location location, mlir::Value value, llvm::ArrayRef<int64_t> dims);
+// Sums an f32 value over its first dimensions.
+mlir::Value sum(mlir::OpBuilder& builder, mlir::Location location, mlir::Value value, size_t dims);
 // Whether any of the booleans is true along the last dimension.
 mlir::Value any_of_last(mlir::OpBuilder& builder, mlir::Location location, mlir::Value value);
 
