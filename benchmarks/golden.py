@@ -201,5 +201,5 @@ class Verdict:
 
     def exit_code(self) -> int:
         if self.wrong:
-            print(f"{self.wrong} results are wrong: these figures are worth nothing", file=sys.stderr)
+            print(f"{self.wrong} results are wrong: figures of these kernels are worth nothing", file=sys.stderr)
         return int(self.wrong > 0)

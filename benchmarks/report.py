@@ -55,7 +55,7 @@ PLOTS = (
     Plot(
         "docs/figures/forward-h200.svg",
         "Forward pass on an H200, bf16, no mask",
-        "2026-11-27-h200-137a61f",
+        "2026-11-28-h200-00db7d4b",
         "forward",
         tuple(f"{width} {length}" for width in ("D64", "D128", "D256") for length in ("S1024", "S4096", "S16384")),
         "full",
@@ -63,7 +63,7 @@ PLOTS = (
     Plot(
         "docs/figures/mods-h200.svg",
         "Masks and score functions on an H200, bf16, B2 H16 S8192 D128",
-        "2026-11-27-h200-137a61f",
+        "2026-11-28-h200-00db7d4b",
         "mods",
         ("causal", "ALiBi", "softcap", "relative bias", "window 1024", "8 documents and causal", "Eagle3"),
     ),
@@ -113,7 +113,9 @@ def markdown(result: str, table_name: str, problems: Sequence[str]) -> str:
         named = " · ".join(filter(None, variants))
         lines.append(f"| {problem}{', ' if named else ''}{named} | " + " | ".join(cells) + " |")
     software = ", ".join(f"{name} {version}" for name, version in run["software"].items())
-    source = f"[{result}](/benchmarks/results/{result}.json): {run['hardware']}, `{run['command']}`"
+    source = (
+        f"[{result}](/benchmarks/results/{result}.json): {run['hardware']}, `{table.get('command', run['command'])}`"
+    )
     return "\n".join([*lines, "", f"<sub>{source}{', ' if software else ''}{software}.</sub>", ""])
 
 

@@ -233,7 +233,7 @@ ENTRIES = [
         jax_block("def prefix(b, h, q, kv):\n    return (q >= kv) | (kv < 256)\n\n", ", mask_mod=prefix"),
         cpp_block(mask("kv <= q || kv < 256")),
         words="causal prefix=256",
-        on_gpu="prefix-LM",
+        on_gpu="prefix-LM 2048",
     ),
     Entry(
         "eagle3",

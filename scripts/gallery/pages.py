@@ -73,7 +73,7 @@ SPEED = """
 """
 
 # The runs of benchmarks/results that pages quote, and their tables.
-ON_GPU = ("2026-11-27-h200-137a61f", "mods")
+ON_GPU = ("2026-11-28-h200-00db7d4b", "mods")
 ON_CPU = ("2026-11-21-cpu-avx512-b5baf45", "flex")
 
 INDEX = """# Gallery
