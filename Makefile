@@ -42,8 +42,9 @@ test: build ## build everything and run all tests
 test-torch-versions: build ## run the PyTorch tests with each supported version (a GB each, an hour)
 	@$(VENV)/bin/python scripts/test_versions.py torch $(BUILD)
 
-test-jax-versions: build ## run the JAX tests with each supported version that this Python can run
-	@$(VENV)/bin/python scripts/test_versions.py jax $(BUILD)
+OTHER_PYTHON ?=
+test-jax-versions: build ## run the JAX and lifting tests with each supported version; OTHER_PYTHON=python3.12 for those that need it
+	@$(VENV)/bin/python scripts/test_versions.py jax $(BUILD) $(if $(OTHER_PYTHON),--python $(OTHER_PYTHON))
 
 JAX_SOURCE ?=
 test-jax-users: build ## run Flax's nnx with Flashlift's attention; with JAX_SOURCE=CHECKOUT also JAX's own tests of its attention, fused

@@ -4,7 +4,8 @@ scripts/test_versions.py torch|jax BUILD [VERSION...]
 
 Without versions: the newest release of each supported minor version that the package index serves for this Python. A
 folder is removed when its tests have run, and kept with --keep. Everything else (numpy, pytest, Flashlift itself) comes
-from the environment in BUILD/venv.
+from the environment in BUILD/venv; with --python PYTHON, which is for versions of JAX that need a newer Python, from
+the package index, and Flashlift from BUILD/venv.
 """
 
 import argparse
@@ -17,9 +18,11 @@ from pathlib import Path
 
 # The oldest and the newest supported version, the packages that a version consists of, and its tests.
 FRAMEWORKS = {
-    "torch": ((2, 9), (2, 15), ["torch"], "test_torch_*.py"),
-    "jax": ((0, 9, 2), (0, 12), ["jax", "jaxlib"], "test_jax_*.py"),
+    "torch": ((2, 9), (2, 15), ["torch"], ["test_torch_*.py"]),
+    # Lifting reads what JAX writes.
+    "jax": ((0, 9, 2), (0, 12), ["jax", "jaxlib"], ["test_jax_*.py", "test_fused_gradients.py", "test_lifting_*.py"]),
 }
+OF_TESTS = ["numpy", "pytest", "pytest-xdist"]  # what the tests of JAX need beside it
 
 # What a function of CUDA's libraries returns here: cudaErrorNoDevice, and its text where it names an error.
 NO_DEVICE = 100
@@ -59,6 +62,14 @@ def install(python, framework, version, folder):
     run(python, "-m", "pip", "install", "--quiet", "--no-deps", "--no-compile", "--target", folder, *packages)
     if framework == "torch":
         stand_in_for_cuda(folder / "torch" / "lib")
+
+
+def install_for_another_python(python, of_build, framework, version, folder):
+    """Installs the packages with all that the tests need, and links Flashlift's."""
+    packages = [f"{name}=={version}" for name in FRAMEWORKS[framework][2]]
+    run(python, "-m", "pip", "install", "--quiet", "--no-compile", "--target", folder, *packages, *OF_TESTS)
+    code = "import importlib.util; print(importlib.util.find_spec('flashlift').submodule_search_locations[0])"
+    (folder / "flashlift").symlink_to(output_of(of_build, "-c", code).strip())
 
 
 def stand_in_for_cuda(folder):
@@ -123,12 +134,16 @@ def main():
     parser.add_argument("build", type=Path)
     parser.add_argument("versions", nargs="*")
     parser.add_argument("--keep", action="store_true", help="do not remove the folders of the versions")
+    parser.add_argument("--python", help="run JAX and the tests by this one, such as python3.12")
     parser.add_argument("--tests", nargs="*", help="arguments for pytest, in place of all tests of the framework")
     options = parser.parse_args()
 
-    python = options.build.resolve() / "venv" / "bin" / "python"
+    of_build = options.build.resolve() / "venv" / "bin" / "python"
+    python = options.python or of_build
+    if options.python and options.framework != "jax":
+        parser.error("--python is for jax: PyTorch's supported versions run by the Python of the build")
     tests = Path(__file__).resolve().parent.parent / "tests" / "python"
-    chosen = options.tests or sorted(tests.glob(FRAMEWORKS[options.framework][3]))
+    chosen = options.tests or sorted(one for names in FRAMEWORKS[options.framework][3] for one in tests.glob(names))
     failed = []
     versions = options.versions or served_versions(python, options.framework)
     for version in versions:
@@ -136,7 +151,10 @@ def main():
         print(f"==> {options.framework} {version}", flush=True)
         if not folder.exists():
             try:
-                install(python, options.framework, version, folder)
+                if options.python:
+                    install_for_another_python(python, of_build, options.framework, version, folder)
+                else:
+                    install(python, options.framework, version, folder)
             except subprocess.CalledProcessError:  # pip has said why
                 shutil.rmtree(folder, ignore_errors=True)
                 failed.append(f"{version} (not installed)")
