@@ -22,7 +22,7 @@ FRAMEWORKS = {
     # Lifting reads what JAX writes.
     "jax": ((0, 9, 2), (0, 12), ["jax", "jaxlib"], ["test_jax_*.py", "test_fused_gradients.py", "test_lifting_*.py"]),
 }
-OF_TESTS = ["numpy", "pytest", "pytest-xdist"]  # what the tests of JAX need beside it
+OF_TESTS = ["numpy", "pytest", "pytest-xdist", "flatbuffers"]  # what the tests of JAX need beside it
 
 # What a function of CUDA's libraries returns here: cudaErrorNoDevice, and its text where it names an error.
 NO_DEVICE = 100

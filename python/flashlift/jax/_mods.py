@@ -412,6 +412,15 @@ class _Tracing:
             return self._emit("mul", *[self._text(operands[0])] * 2)
         if name == "integer_pow":
             return self._power(self._text(operands[0]), equation.params["y"], equation.outvars[0].aval.dtype)
+        if name == "polynomial":  # of a number and its coefficients, from the constant one; since JAX 0.12
+            x, *coefficients = map(self._text, operands)
+            return _Value(
+                functools.reduce(
+                    lambda value, each: self._emitted("add", self._emitted("mul", value, x), each),
+                    reversed(coefficients[:-1]),
+                    coefficients[-1],
+                )
+            )
         if name == "clamp":
             return self._emit(
                 "min", self._emit("max", self._text(operands[1]), self._text(operands[0])).text, self._text(operands[2])
