@@ -625,6 +625,28 @@ def lower_of(bound, slope_at_bound):
     return lower
 
 
+@pytest.mark.parametrize("bound", [-30.0, -1e4])
+@pytest.mark.parametrize("slope_at_bound", [0.5, 7.0])
+def test_scores_above_a_bound_that_leaves_no_probability(bound, slope_at_bound):
+    """Scores at the bound count only in rows that have no others."""
+
+    @jax.custom_jvp
+    def upper(s):
+        return jnp.maximum(s, bound)
+
+    @upper.defjvp
+    def _(primals, tangents):
+        (s,), (change,) = primals, tangents
+        return upper(s), change * jnp.where(s > bound, 1.0, jnp.where(s == bound, slope_at_bound, 0.0))
+
+    def function(q, k, v):
+        s = upper(jnp.einsum("bqhd,bkhd->bhqk", q, k) / 4)
+        return jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(s), v)
+
+    report = run_both_ways(with_gradients(function, 3), operands())
+    assert report.fused_count == (slope_at_bound == 0.5), report
+
+
 @pytest.mark.parametrize("bound", [0.5, 9.0, np.where(np.arange(24) == 3, -9.0, np.inf).astype(np.float32)], ids=str)
 @pytest.mark.parametrize("slope_at_bound", [0.5, 7.0])
 def test_scores_below_a_bound(bound, slope_at_bound):

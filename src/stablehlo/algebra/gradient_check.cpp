@@ -251,18 +251,18 @@ class Branches {
   void find_compared_numbers(SymArena& arena, const std::set<SymId>& known, const std::set<SymId>& shifted) {
     const SymId shift = arena.load(kShift, Type::kF32, {});
     for (auto& [condition, ways] : conditions_) {
-      if (arena[condition].args.size() != 2) {
-        continue;
-      }
       const std::vector<SymId> args = arena[condition].args;
       const bool is_compared = std::any_of(known.begin(), known.end(), [&](SymId id) {
         return (arena.is_op(id, Op::k_max) || arena.is_op(id, Op::k_min)) &&
                std::is_permutation(args.begin(), args.end(), arena[id].args.begin(), arena[id].args.end());
       });
+      if (!is_compared) {
+        continue;
+      }
       for (const size_t left : {0U, 1U}) {
         const SymId number = args[left];
         const SymId bound = args[1 - left];
-        if (!is_compared || !arena[number].has_score || arena[number].type != Type::kF32 ||
+        if (!arena[number].has_score || arena[number].type != Type::kF32 ||
             (arena.depends_on(bound, kKeyAtom) && !arena.depends_on(number, kKeyAtom)) ||
             parts_of(arena, {bound}).contains(number)) {
           continue;
@@ -294,7 +294,7 @@ class Branches {
     std::vector<Draw> draws;
     for (const auto& [condition, ways] : conditions_) {
       for (const bool holds : {true, false}) {
-        if ((holds ? ways.held : ways.failed) >= times || (of_known && !ways.is_known)) {
+        if ((holds ? ways.held : ways.failed) >= times || (of_known && !ways.is_known && ways.numbers.empty())) {
           continue;
         }
         Draw draw;
