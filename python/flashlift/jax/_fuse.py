@@ -247,9 +247,9 @@ def fuse(
     arguments. Each new set of shapes is exported and fused once. If nothing can be fused, the function runs
     unchanged, and `report` gives the reason; with strict=True this is an UnsupportedError.
 
-    JAX's transformations of the result work. The attention in a gradient is fused, too, forward and backward,
-    whether `function` is differentiated here or inside (`fuse(jax.grad(loss))`), once or, as for unfused functions,
-    several times. A gradient computes the forward pass again. If you want the value, too,
+    jax.jit, jax.vmap, jax.grad and jax.jvp of the result work. The attention in a gradient is fused, too, forward and
+    backward, whether `function` is differentiated here or inside (`fuse(jax.grad(loss))`), once or, as for unfused
+    functions, several times. A gradient computes the forward pass again. If you want the value, too,
     `fuse(jax.value_and_grad(loss))` computes it once, `jax.value_and_grad(fuse(loss))` twice. Forward-mode derivatives
     (jax.jvp, jax.jacfwd, jax.hessian) run as plain maths, with all scores in memory, and one warning.
     """
