@@ -406,8 +406,13 @@ Result<Sm90Backward> choose_sm90_backward(const Problem& problem) {
   const bool by_roles = !one_kernel && !problem.score_mod && !common.dropout;
   Sm90Backward config;
   const bool corrects = 2 * common.head_dim_padded <= kColumnsOfTwoSums;
-  config.queries =
-      sm90_kernel(problem, {.config = {}, .rows_are_keys = false, .sums_first = corrects, .sums_second = true});
+  // Wider rows leave the values only one stage in shared memory, for which d_p's product would wait.
+  constexpr int kColumnsWithStages = 192;
+  const bool d_p_apart =
+      !corrects && common.head_dim_padded <= kColumnsWithStages && !problem.score_mod && !common.dropout;
+  config.queries = sm90_kernel(
+      problem,
+      {.config = {}, .rows_are_keys = false, .sums_first = corrects, .sums_second = true, .d_p_apart = d_p_apart});
   config.keys = sm90_kernel(problem, {.config = {},
                                       .rows_are_keys = true,
                                       .sums_first = one_kernel || by_roles,
@@ -606,6 +611,7 @@ std::vector<std::string> definitions(const Sm90BackwardKernel& kernel) {
   list.push_back(fmt::format("-DFL_ROWS_ARE_KEYS={:d}", kernel.rows_are_keys));
   list.push_back(fmt::format("-DFL_SUMS_FIRST={:d}", kernel.sums_first));
   list.push_back(fmt::format("-DFL_SUMS_SECOND={:d}", kernel.sums_second));
+  list.push_back(fmt::format("-DFL_D_P_APART={:d}", kernel.d_p_apart));
   list.push_back(fmt::format("-DFL_FUSED={:d}", kernel.fused));
   list.push_back(fmt::format("-DFL_EXACT_OUTPUT={:d}", kernel.exact_output));
   list.push_back(fmt::format("-DFL_ORDERED={:d}", kernel.ordered));

@@ -42,6 +42,7 @@ struct Sm90BackwardKernel {
   bool rows_are_keys = false;
   bool sums_first = false;    // sums p * d_out, or p * k
   bool sums_second = false;   // sums d_s * q, or d_s * k
+  bool d_p_apart = false;     // d_p has an accumulator of its own, so that its product overlaps with the exponentials
   bool fused = false;         // rows are keys, and d_q is computed, too
   bool exact_output = false;  // keeps_exact_output()
   bool ordered = true;        // if fused: key tiles add to d_q in a fixed order, so that it always has the same bits

@@ -142,7 +142,7 @@ std::string emit_backward_wgmma(const Sm90BackwardKernel& kernel) {
   const char* type = type_name(config);
   const int rows = config.kv_tile;  // of a sum
   // Whether s and d_p share registers.
-  const bool shares = !kernel.fused && !kernel.captures;
+  const bool shares = !kernel.fused && !kernel.captures && !kernel.d_p_apart;
   const int left = kernel.row_box_columns;
   std::string text = emit_scores("wgmma_qk", config.kv_tile, config.head_dim_padded, type, shares, left) +
                      emit_scores("wgmma_dp", config.kv_tile, config.value_dim_padded, type, shares, left);

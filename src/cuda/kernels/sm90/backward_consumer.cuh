@@ -11,9 +11,12 @@
 // for keys computes one (backward_keys_roles.cu), or there are two kernels for keys. For sizes in between, the operand of
 // a key's second sum replaces the operand of the first sum, which is complete by then.
 //
-// s and d_p share one accumulator: probabilities are kept elsewhere until d_p is computed, rounded to 16 bits where a sum
+// s and d_p share one accumulator (but FL_D_P_APART, below): probabilities are kept elsewhere until d_p is computed, rounded to 16 bits where a sum
 // multiplies them anyway. A warpgroup therefore has no products of its own during its exponentials. They overlap with
 // the products of the other warpgroup, which takes its turn in between.
+//
+// FL_D_P_APART: the kernel for queries, if it leaves out the first sum and registers hold two accumulators, issues d_p with
+// the scores. Its product then runs during the warpgroup's own exponentials.
 //
 // d_s = p * (d_p - delta), with delta = <d_out, out>, which all columns of a row share. The rounding of the output to
 // 16 bits causes an error in delta, which is too large if all values are similar, or one key has nearly the whole
@@ -42,6 +45,9 @@ static_assert(!kSharesOperands || !kTwoFactors, "two factors need registers of t
 // Rounded probabilities cause a visible error in d_q (docs/lessons/). Where no sum multiplies them, they are kept
 // unrounded, in as many registers; otherwise their rounding error is kept.
 constexpr bool kKeepsProbabilities = !kRowsAreKeys && !FL_SUMS_FIRST && !kTwoFactors;
+// d_p has an accumulator of its own.
+constexpr bool kDpApart = FL_D_P_APART && !FL_FUSED;
+static_assert(!kDpApart || kKeepsProbabilities, "registers for an accumulator of d_p");
 constexpr bool kKeepsRest = !kRowsAreKeys && !kKeepsProbabilities;
 constexpr bool kRestApart = kKeepsRest && kTwoFactors;  // where the second sum's operand is in use
 constexpr bool kMayMask = FL_HAS_MASK_MOD || FL_REDO_ALL;
@@ -134,7 +140,7 @@ struct Consumer {
   bool careful = false;  // K or V of masked keys are not finite
 
   float s[kScores];
-  float probabilities[kKeepsProbabilities ? kScores : 1];
+  float apart[kKeepsProbabilities ? kScores : 1];  // d_p if kDpApart, otherwise probabilities
   u32 p[kKeepsProbabilities ? 1 : kScores / 2];  // the left operand of the first sum
   u32 ds[kSharesOperands ? 1 : kScores / 2];  // and of the second, if it is not p
   u32 rest_apart[kRestApart ? kScores / 2 : 1];
@@ -145,6 +151,15 @@ struct Consumer {
   float row_delta[2];
   float row_rest[2];     // sum of d_s, before the score_mod's derivative
   float row_squares[2];  // and of their squares
+
+  // Where d_p is computed.
+  __device__ __forceinline__ auto& d_p() {
+    if constexpr (kDpApart) {
+      return apart;
+    } else {
+      return s;
+    }
+  }
 
   // The left operand of the second sum.
   __device__ __forceinline__ auto& operand_of_second() {
@@ -365,8 +380,10 @@ struct Consumer {
     for (int i = 0; i < kScores / 2; ++i) {
       const float x[2] = {s[2 * i], s[2 * i + 1]};
       if constexpr (kKeepsProbabilities) {
-        probabilities[2 * i] = x[0];
-        probabilities[2 * i + 1] = x[1];
+        if (!kDpApart) {
+          apart[2 * i] = x[0];
+          apart[2 * i + 1] = x[1];
+        }
       } else if constexpr (kTwoFactors) {
         float slope[2];
         float kept[2];
@@ -407,8 +424,8 @@ struct Consumer {
         const int i = 2 * j + r;
         float slope[2];
         if constexpr (kKeepsProbabilities) {
-          slope[0] = probabilities[2 * i];
-          slope[1] = probabilities[2 * i + 1];
+          slope[0] = kDpApart ? s[2 * i] : apart[2 * i];
+          slope[1] = kDpApart ? s[2 * i + 1] : apart[2 * i + 1];
         } else {
           unpack_half(kTwoFactors && kRowsAreKeys ? slopes[i] : p[i], slope[0], slope[1]);
         }
@@ -421,16 +438,16 @@ struct Consumer {
         }
 #pragma unroll
         for (int c = 0; c < 2; ++c) {
-          float d_p = s[2 * i + c];
+          float change_by_p = d_p()[2 * i + c];
 #if FL_DROPOUT
-          d_p = undropped >> (2 * i + c) & 1 ? d_p * params.dropout_factor : 0.0f;
+          change_by_p = undropped >> (2 * i + c) & 1 ? change_by_p * params.dropout_factor : 0.0f;
 #endif
-          d_p -= kRowsAreKeys ? (c == 0 ? delta.x : delta.y) : row_delta[r];
-          slope[c] = !kGuards || slope[c] != 0.0f ? slope[c] * d_p : 0.0f;
+          change_by_p -= kRowsAreKeys ? (c == 0 ? delta.x : delta.y) : row_delta[r];
+          slope[c] = !kGuards || slope[c] != 0.0f ? slope[c] * change_by_p : 0.0f;
           if (!kRowsAreKeys) {
             float change = slope[c];
             if (kTwoFactors) {
-              change = !kGuards || probability[c] != 0.0f ? probability[c] * d_p : 0.0f;
+              change = !kGuards || probability[c] != 0.0f ? probability[c] * change_by_p : 0.0f;
             }
             row_rest[r] += change;
             row_squares[r] = FL_SUMS_FIRST ? 0.0f : fmaf(change, change, row_squares[r]);
@@ -511,20 +528,28 @@ struct Consumer {
       pin(s);
       wgmma_fence();
       issue_scores<FL_QK_DIM>(s, rows_qk, descriptor_k_major(qk));
+      // (Of as many columns as rows_qk, these lie at a distance that is known: no registers.)
+      const u64 rows_v = kRowVBytes == kRowQkBytes ? rows_qk + kConsumers * kRowQkBytes / 16
+                                                   : descriptor_k_major(shared.rows_v + warpgroup * kRowVBytes);
+      if constexpr (kDpApart) {
+        barrier_wait(shared.v_full + 8 * rings.v_stage(), rings.v_phase());
+        wgmma_fence();
+        issue_scores<FL_V_DIM>(d_p(), rows_v, descriptor_k_major(v));
+      }
       pass_turn();
       flags = load_shared_once(fields + 4 * kFieldFlags);
       const TilePlace place{b,
                             load_shared_once(fields + 4 * kFieldHead),
                             {row(0), row(1)},
                             load_shared_once(fields + 4 * kFieldFirst) + static_cast<int>(threadIdx.x) % 4 * 2};
-      wgmma_wait<1>();
+      wgmma_wait<kDpApart ? 2 : 1>();
       finish_last_sum(previous);
 #if FL_DROPOUT
       const u32 undropped = undropped_bits<kScores>(params, place);
 #else
       constexpr u32 undropped = 0xffffffff;
 #endif
-      wgmma_wait<0>();
+      wgmma_wait<kDpApart ? 1 : 0>();
       pin(s);
       if (kRowsAreKeys && (flags & kLast) != 0) {
         release(shared.rows_empty);  // the next tile's K may come
@@ -534,25 +559,24 @@ struct Consumer {
       }
       const bool partial = (flags & kPartial) != 0;
       take_probabilities(place, flags, undropped, statistics);
-      barrier_wait(shared.v_full + 8 * rings.v_stage(), rings.v_phase());
 #if FL_SUMS_SECOND
-      pin(s);
-      pin(p);
-      pin(probabilities);
-      pin(first);
-      wgmma_fence();
-      // (Of as many columns as rows_qk, these lie at a distance that is known: no registers.)
-      const u64 rows_v = kRowVBytes == kRowQkBytes ? rows_qk + kConsumers * kRowQkBytes / 16
-                                                   : descriptor_k_major(shared.rows_v + warpgroup * kRowVBytes);
-      issue_scores<FL_V_DIM>(s, rows_v, descriptor_k_major(v));
+      if constexpr (kDpApart) {
+        wgmma_wait<0>();
+        pin(d_p());
+      } else {
+        barrier_wait(shared.v_full + 8 * rings.v_stage(), rings.v_phase());
+        pin(s);
+        pin(p);
+        pin(apart);
+        pin(first);
+        wgmma_fence();
+        issue_scores<FL_V_DIM>(s, rows_v, descriptor_k_major(v));
 #if FL_SUMS_FIRST
-      issue_sum(first, p, descriptor_n_major(kRowsAreKeys ? v : qk, kColumnBoxBytes));
-      wgmma_wait<kSharesOperands ? 0 : 1>();
-      pin(s);
-#else
-      wgmma_wait<0>();
-      pin(s);
+        issue_sum(first, p, descriptor_n_major(kRowsAreKeys ? v : qk, kColumnBoxBytes));
 #endif
+        wgmma_wait<FL_SUMS_FIRST && !kSharesOperands ? 1 : 0>();
+        pin(s);
+      }
       if constexpr (kSharesOperands) {
         pin(first);
         pin(p);
@@ -577,6 +601,7 @@ struct Consumer {
       }
       previous = rings.qk.stage();
 #else
+      barrier_wait(shared.v_full + 8 * rings.v_stage(), rings.v_phase());
       release_qk(rings.qk.stage());
       wait_for_turn();
       pin(p);
