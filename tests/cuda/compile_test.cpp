@@ -465,10 +465,13 @@ INSTANTIATE_TEST_SUITE_P(
         "d64 bf16 residual nondeterministic causal", "d96 bf16 residual nondeterministic softcap=30",
         "d72 bf16 residual causal", "dqk96 dv128 f16 residual cu_seqlens", "d128 bf16 out=f32", "d128 bf16", "d64 bf16",
         "d96 f16", "d40 bf16", "dqk72 dv96 f16", "d128 bf16 causal", "d64 f16 causal", "d192 bf16", "d256 bf16 causal",
-        "dqk192 dv128 bf16 causal", "dqk192 dv128 f16 cu_seqlens", "dqk192 dv128 bf16 window=100", "d160 bf16",
-        "dqk192 dv128 bf16 alibi", "d256 f16 softcap=30", "d128 bf16 softcap=30", "d128 f16 softcap=30 causal",
-        "d64 bf16 softcap=30 causal", "d128 bf16 alibi causal", "d128 bf16 window=1024", "d128 bf16 sinks=2 causal",
-        "d128 bf16 dropout=0.1 causal", "d64 bf16 dropout=0.1", "d128 bf16 cu_seqlens causal",
+        "d192 bf16 residual", "d192 bf16 residual nondeterministic causal",
+        "d160 f16 residual nondeterministic cu_seqlens", "d136 f16 residual sinks=2",
+        "dqk184 dv136 bf16 residual nondeterministic", "dqk192 dv128 bf16 causal", "dqk192 dv128 f16 cu_seqlens",
+        "dqk192 dv128 bf16 window=100", "d160 bf16", "dqk192 dv128 bf16 alibi", "d256 f16 softcap=30",
+        "d128 bf16 softcap=30", "d128 f16 softcap=30 causal", "d64 bf16 softcap=30 causal", "d128 bf16 alibi causal",
+        "d128 bf16 window=1024", "d128 bf16 sinks=2 causal", "d128 bf16 dropout=0.1 causal", "d64 bf16 dropout=0.1",
+        "d128 bf16 cu_seqlens causal",
         "d128 bf16 mask_mod(ids: i32[?]) { %0 = load ids[q]; %1 = load ids[kv]; %2 = eq %0, %1; return %2 }",
         "d128 bf16 score_mod(t: f32[?]) { %0 = sub q, kv; %1 = load t[%0]; %2 = add score, %1; return %2 }"));
 

@@ -266,6 +266,23 @@ INSTANTIATE_TEST_SUITE_P(
         // One kernel computes both sums of a key tile; the second sum's operand reuses the memory of the first's.
         "attn h2 s700 dqk192 dv128 f16 lse cu_seqlens causal", "attn hq4 hkv2 sq300 skv420 d160 bf16 lse",
         "attn h2 s300 dqk192 dv128 bf16 lse window=100", "attn b2 h2 sq200 skv333 dqk168 dv136 f16 lse out=f32 sinks=1",
+        // With a residual, all gradients of rows of 129 to 192 columns from one kernel by roles. (With a mask, only
+        // without an order.)
+        "attn h2 s500 d192 bf16 lse",
+        "attn b2 hq6 hkv2 sq300 skv500 d192 bf16 lse nondeterministic causal=bottom_right",
+        "attn h2 sq1 skv1 d192 bf16 lse", "attn h2 sq64 skv0 d192 f16 lse",
+        "attn h1 sq100 skv2500 d192 bf16 lse nondeterministic cu_seqlens",
+        "attn hq4 hkv2 sq200 skv420 d144 f16 lse sinks=2", "attn hq4 hkv2 s300 dqk184 dv136 bf16 lse",
+        "attn h2 s600 dqk190 dv150 bf16 lse nondeterministic window=100",
+        "attn h2 sq150 skv300 d192 bf16 empty_rows=uniform nondeterministic lse mask_mod() { %0 = lt q, 40; return %0 "
+        "}",
+        "attn b2 h2 s450 d192 bf16 nondeterministic lse mask_mod(ids: i32[?]) { %0 = load ids[q]; %1 = load ids[kv]; "
+        "%2 = "
+        "eq %0, %1; return %2 }",
+        "attn h2 sq70 skv300 d176 bf16 nondeterministic lse", "attn b40 hq4 hkv2 sq70 skv200 d192 bf16 lse",
+        "attn b50 h2 sq90 skv300 d160 f16 nondeterministic lse mask_mod() { %0 = lt kv, 140; %1 = le q, kv; %2 = and "
+        "%0, "
+        "%1; return %2 }",
         // More key tiles than a GPU has multiprocessors: each block computes several.
         "attn b40 hq4 hkv2 sq70 skv200 d128 bf16 lse", "attn b40 h4 sq130 skv130 d64 f16 lse causal=bottom_right",
         "attn b50 h2 sq90 skv300 d128 bf16 lse mask_mod() { %0 = lt kv, 140; %1 = le q, kv; %2 = and %0, %1; return %2 "
@@ -321,10 +338,11 @@ TEST(DeviceBackward, DrawnProblemsAgreeWithTheOracle) {
 // A masked key's content is ignored, even if it is infinite or NaN.
 TEST(DeviceBackward, KeysThatAreNotFiniteStayMasked) {
   // The last problem has more query tiles than a GPU has multiprocessors, so that each multiprocessor computes several.
-  for (const char* words : {"h2 sq90 bf16", "h2 sq90 bf16 residual", "h2 sq90 f32", "h200 sq200 bf16 residual"}) {
+  for (const char* words : {"d64 h2 sq90 bf16", "d64 h2 sq90 bf16 residual", "d64 h2 sq90 f32",
+                            "d64 h200 sq200 bf16 residual", "d192 h2 sq90 bf16 residual nondeterministic"}) {
     SCOPED_TRACE(words);
     const Result<Problem> problem =
-        parse_problem(std::string("attn skv150 d64 lse mask_mod() { %0 = lt kv, 100; return %0 } ") + words);
+        parse_problem(std::string("attn skv150 lse mask_mod() { %0 = lt kv, 100; return %0 } ") + words);
     ASSERT_TRUE(problem.ok()) << problem.error().message;
     Random random(5);
     OwnedArguments forward = testing::dense_arguments(*problem, random);
@@ -653,7 +671,8 @@ TEST(DeviceBackward, ReadsNoMemoryThatItHasNotWritten) {
     for (const char* text :
          {"attn residual h2 s300 d128 bf16 lse", "attn residual hq4 hkv2 s300 d64 bf16 lse causal",
           "attn residual h2 sq300 skv100 d96 f16 lse causal=bottom_right", "attn h2 s300 d256 bf16 lse causal",
-          "attn residual h2 s700 d128 bf16 lse cu_seqlens causal", "attn h2 s200 dqk192 dv128 bf16 lse window=50"}) {
+          "attn residual h2 s700 d128 bf16 lse cu_seqlens causal", "attn h2 s200 dqk192 dv128 bf16 lse window=50",
+          "attn residual hq4 hkv2 s300 d192 bf16 lse"}) {
       SCOPED_TRACE(named + " " + text);
       const Result<Problem> problem = parse_problem(text);
       ASSERT_TRUE(problem.ok()) << problem.error().message;

@@ -258,7 +258,8 @@ int64_t bytes_of_table(int64_t bytes, int tables) {
   return tables == 0 ? 0 : bytes / tables / kAlignment * kAlignment;
 }
 
-constexpr int64_t kSm90Bookkeeping = 640;  // barriers and the like
+constexpr int64_t kSm90Bookkeeping = 640;       // barriers and the like
+constexpr int64_t kSm90RolesBookkeeping = 128;  // in addition
 
 // Of a part of d_q: 64 queries.
 int64_t part_bytes(const Sm90BackwardKernel& fused) {
@@ -278,14 +279,17 @@ int64_t sm90_shared_bytes(const Sm90BackwardKernel& kernel) {
     const int64_t stage = (config.q_tile + config.kv_tile) * (qk_row + v_row) + kStageBookkeeping;
     return config.stages * stage + kSm90Bookkeeping;
   }
-  // d_s, and parts of d_q, two of each.
-  const int64_t fused = kernel.fused ? 2 * 2 * config.q_tile * config.kv_tile + kFusedParts * part_bytes(kernel) : 0;
+  // d_s, and parts of d_q, two of each. (By roles a block has one part, and the other block's keys for it.)
+  const int64_t parts =
+      kernel.roles ? part_bytes(kernel) + 2 * 64 * kernel.part_columns : kFusedParts * part_bytes(kernel);
+  const int64_t fused =
+      kernel.fused ? 2 * 2 * config.q_tile * config.kv_tile + parts + (kernel.roles ? kSm90RolesBookkeeping : 0) : 0;
   const bool reads_v = kernel.sums_second || kernel.captures;
   const bool of_rows = !kernel.rows_are_keys && !kernel.captures;
   const int64_t row_statistics = of_rows ? config.q_tile * kStatisticBytes : 0;
   const int64_t column_statistics = of_rows ? 0 : kStatisticBytes;
   const int64_t rows = kernel.roles ? config.q_tile / 2 : config.q_tile;
-  const int64_t exchange = kernel.roles ? 2 * 2 * 64 * config.kv_tile : 0;
+  const int64_t exchange = kernel.roles ? (kernel.fused ? 1 : 2) * 2 * 64 * config.kv_tile : 0;
   return rows * (own_qk_row + (reads_v ? own_v_row : 0)) + exchange +
          config.kv_tile * (config.stages * (qk_row + column_statistics) + kernel.v_stages * v_row) + fused +
          row_statistics + (kernel.diagonals ? diagonal_bytes(config) : 0) + kernel.tables * kernel.table_bytes +
@@ -304,7 +308,7 @@ void choose_parts(Sm90BackwardKernel& kernel) {
       static_cast<int>(round_up(divide_up(kernel.config.head_dim_padded, kFusedParts), kNarrowBoxColumns));
   if (kernel.part_columns <= kSm90BoxColumns / 2) {
     kernel.part_columns = kSm90BoxColumns / 2;
-  } else if (kernel.part_columns < kSm90BoxColumns) {
+  } else if (kernel.part_columns % kSm90BoxColumns != 0) {
     kernel.row_box_columns = kNarrowBoxColumns;
   }
 }
@@ -359,9 +363,14 @@ Sm90BackwardKernel sm90_kernel(const Problem& problem, Sm90BackwardKernel kernel
     config.producer_registers = kernel.fused ? 24 : needs_more ? 56 : 40;
     config.consumer_registers = kernel.fused ? 240 : needs_more ? 224 : 232;
   }
+  if (kernel.fused && kernel.roles) {
+    config.threads += 128;  // for parts of d_q
+    config.producer_registers = 56;
+    config.consumer_registers = 184;
+  }
   kernel.exact_output = keeps_exact_output(problem);
   if (kernel.fused) {
-    kernel.rings = kernel.ordered && !finds_visits(problem);
+    kernel.rings = kernel.ordered && !kernel.roles && !finds_visits(problem);
     kernel.heads_take_turns = !visits_differ_by_head(problem) && !is_sliding(problem);
     choose_parts(kernel);
   }
@@ -422,9 +431,23 @@ Result<Sm90Backward> choose_sm90_backward(const Problem& problem) {
     config.keys.config.producer_registers = 24;
     config.keys.config.consumer_registers = 240;
   }
+  // With narrower values, or with a mask and an order of additions, seven products in two kernels are as fast or
+  // faster. Values wider than keys would spill.
+  const bool by_fused_roles = common.value_dim_padded > kMostColumns && common.head_dim_padded <= kColumnsWithStages &&
+                              common.value_dim_padded <= common.head_dim_padded &&
+                              !(common.has_mask_mod && problem.deterministic) && !problem.score_mod && !common.dropout;
   // It adds a key tile's part to d_q before <d_out, out> could be corrected: that number must be exact from the start.
   if (!keeps_exact_output(problem)) {
     config.not_fused = kRoundedOutput;
+  } else if (by_fused_roles) {
+    config.fused = sm90_kernel(problem, {.config = {},
+                                         .rows_are_keys = true,
+                                         .sums_first = true,
+                                         .sums_second = true,
+                                         .fused = true,
+                                         .ordered = problem.deterministic,
+                                         .roles = true});
+    config.queries.repeats = true;
   } else if (std::max(common.head_dim_padded, common.value_dim_padded) > kMostColumns) {
     config.not_fused =
         fmt::format("rows of {} and {} columns are more than the {} of which its registers hold two sums",

@@ -49,7 +49,7 @@ struct Sm90BackwardKernel {
   bool rings = false;         // if fused: key tiles may form rings (kernels/sm90/key_rings.cuh)
   // If fused: a tile of queries of all heads that share keys comes before the next one of any of them.
   bool heads_take_turns = false;
-  int part_columns = 0;  // if fused: of d_q, that one warpgroup computes
+  int part_columns = 0;  // if fused: of d_q, that one warpgroup computes. By roles, in two parts.
   // Of the boxes in shared memory that hold a block's own rows: their swizzle covers a row.
   int row_box_columns = kSm90BoxColumns;
   bool has_fallback = false;
@@ -82,6 +82,7 @@ struct Sm90Backward {
 
 // The number of parts in which the fused kernel adds to a tile's d_q, and the size in bytes of a head's sums.
 inline constexpr int kFusedParts = 2;
+inline int fused_parts(const Sm90BackwardKernel& fused) { return fused.roles ? 2 * kFusedParts : kFusedParts; }
 int64_t fused_sum_bytes(const Sm90BackwardKernel& fused, int64_t q_len);
 int64_t fused_sum_bytes(const Sm80FusedKernel& fused, int64_t q_len);
 

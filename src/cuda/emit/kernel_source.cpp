@@ -159,10 +159,11 @@ KernelSource backward_source(const Problem& problem, const Sm80FusedKernel& kern
 }
 
 KernelSource backward_source(const Problem& problem, const Sm90BackwardKernel& kernel) {
-  const char* name = kernel.fused           ? "cuda/kernels/sm90/backward_fused.cu"
-                     : kernel.roles         ? "cuda/kernels/sm90/backward_keys_roles.cu"
-                     : kernel.rows_are_keys ? "cuda/kernels/sm90/backward_keys.cu"
-                                            : "cuda/kernels/sm90/backward_queries.cu";
+  const char* name = kernel.fused && kernel.roles ? "cuda/kernels/sm90/backward_fused_roles.cu"
+                     : kernel.fused               ? "cuda/kernels/sm90/backward_fused.cu"
+                     : kernel.roles               ? "cuda/kernels/sm90/backward_keys_roles.cu"
+                     : kernel.rows_are_keys       ? "cuda/kernels/sm90/backward_keys.cu"
+                                                  : "cuda/kernels/sm90/backward_queries.cu";
   Headers generated = {{"program.cuh", emit_programs(problem)},
                        {"gradient.cuh", emit_gradient(problem, {})},
                        {"wgmma.cuh", emit_backward_wgmma(kernel)}};

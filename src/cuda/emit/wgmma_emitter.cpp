@@ -104,22 +104,22 @@ std::string emit_sum(int n, int rows, const char* type) {
 }
 
 // A part of d_q: d_s times K, both contiguous along their rows, which are keys. K is in boxes of 64 keys and
-// `box_columns` columns. Overwrites d.
-std::string emit_dq(int columns, int keys, const char* type, int box_columns) {
+// `box_columns` columns. Overwrites d, or adds to it.
+std::string emit_dq(const char* name, int columns, int keys, const char* type, int box_columns, bool adds) {
   constexpr int kBoxSteps = 64 / kStep;
   const int rows_of_step = kRowsOfStep * box_columns / kSm90BoxColumns;
   Product product(columns, type, "1, 1, 1, 1");
   const std::string a = product.input("l", "a");
   const std::string b = product.input("l", "b");
-  product.step(a, b, "p");
+  product.step(a, b, adds ? "t" : "p");
   for (int i = 1; i < keys / kStep; ++i) {
     const std::string offset =
         product.input("n", fmt::format("{} * kBox + {}", i / kBoxSteps, i % kBoxSteps * rows_of_step));
     const std::string left = product.behind("x", a, fmt::format("{}", i * kRowsOfStep));
     product.step(left, product.behind("y", b, offset), "t");
   }
-  return fmt::format("template <int kBox>\n{} wgmma_dq(float (&d)[{}], u64 a, u64 b) {{\n{}}}\n\n", kFunction,
-                     product.registers(), product.body("0", false));
+  return fmt::format("template <int kBox>\n{} {}(float (&d)[{}], u64 a, u64 b) {{\n{}}}\n\n", kFunction, name,
+                     product.registers(), product.body("0", adds));
 }
 
 const char* type_name(const ForwardConfig& config) { return config.dtype == DType::kBF16 ? "bf16" : "f16"; }
@@ -154,7 +154,11 @@ std::string emit_backward_wgmma(const Sm90BackwardKernel& kernel) {
     text += emit_sum(config.value_dim_padded, rows, type);
   }
   if (kernel.fused) {
-    text += emit_dq(kernel.part_columns, config.q_tile, type, kernel.row_box_columns);
+    const int keys = kernel.roles ? config.q_tile / 2 : config.q_tile;  // of a block
+    text += emit_dq("wgmma_dq", kernel.part_columns, keys, type, kernel.row_box_columns, false);
+    if (kernel.roles) {
+      text += emit_dq("wgmma_dq_more", kernel.part_columns, keys, type, kernel.row_box_columns, true);
+    }
   }
   return header(text);
 }

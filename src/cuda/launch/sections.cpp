@@ -78,6 +78,10 @@ int alternating_heads(const Sm80FusedKernel& kernel, int q_len) {
 }
 
 int alternating_heads(const Sm90BackwardKernel& kernel, int group, int q_len, int kv_len, const Device& device) {
+  if (kernel.roles) {  // as measured (docs/lessons/cuda_backward.md)
+    constexpr int kHeads = 4;
+    return kHeads;
+  }
   if (kernel.ordered) {
     const bool take_turns = group > 1 && kernel.heads_take_turns;
     constexpr int64_t kQueryHeads = 64;

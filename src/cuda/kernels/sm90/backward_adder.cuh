@@ -7,7 +7,6 @@
 
 namespace flashlift::cuda {
 
-constexpr int kParts = kConsumers;
 constexpr int kPartFloats = kPartBytes / sizeof(float);
 constexpr int kStored = -1;  // of RowTiles::last_adders: the part is in d_q already
 
@@ -48,13 +47,15 @@ __device__ __forceinline__ void wait_for_adder(const RowTiles& tiles, int place,
 // While a part's sum comes in, the thread asks whether it is the turn of the next part, once: it takes as long, and so
 // the next part is added as soon as it is there. Not until it is: others wait for this part's sum. With an order, one fence
 // is the release of this part and the acquire of the next one's turn: two of them would take longer than a tile.
-__device__ __forceinline__ void add_parts(const SharedLayout& shared, const RowTiles& tiles, int part) {
-  const u32 staged = shared.parts + part * kPartBytes;
-  const u32 empty = shared.parts_empty + 8 * part;
+//
+// part: of a column tile; stage: where consumers put it in shared memory.
+__device__ __forceinline__ void add_parts(const SharedLayout& shared, const RowTiles& tiles, int part, int stage) {
+  const u32 staged = shared.parts + stage * kPartBytes;
+  const u32 empty = shared.parts_empty + 8 * stage;
   bool turn = false;  // is it known to be the visit's
 #pragma unroll 1
   for (u32 visit = 0;; ++visit) {
-    barrier_wait(shared.parts_full + 8 * part, visit % 2);
+    barrier_wait(shared.parts_full + 8 * stage, visit % 2);
     const u32 fields = shared.visits + 4 * kVisitFieldCount * (visit % kVisitStages);
     const int place = load_shared(fields + 4 * kVisitTile) * kParts + part;
     const int before = load_shared(fields + 4 * kVisitBefore);

@@ -15,6 +15,7 @@
 //
 // A second kernel scales and rounds the sums.
 #include "cuda/kernels/sm90/backward_adder.cuh"
+#include "cuda/kernels/sm90/backward_fused.cuh"
 #include "cuda/kernels/sm90/backward_keys.cuh"
 #include "cuda/kernels/sm90/backward_producer.cuh"
 
@@ -367,38 +368,6 @@ struct FusedConsumer : Consumer {
   }
 };
 
-__device__ __forceinline__ bool has_nonfinite_half(u32 pair) {
-  constexpr u32 kExponent = FL_BF16 ? 0x7f80 : 0x7c00;
-  return (pair & kExponent) == kExponent || (pair >> 16 & kExponent) == kExponent;
-}
-
-// A key that no query may see, but whose elements are not finite, would make 0 * inf of d_s * k. Its queries are left
-// to the kernel for queries, which knows how to deal with it.
-__device__ __forceinline__ void look_for_nonfinite_keys(const SharedLayout& shared, const RowTiles& tiles) {
-  bool found = false;
-#pragma unroll 1
-  for (u32 turn = 0;; ++turn) {
-    barrier_wait(shared.rows_full, turn % 2);
-    if (load_shared_once(shared.key_tile) == kNoKeys) {
-      break;
-    }
-#pragma unroll 1
-    for (u32 at = 16 * (threadIdx.x % 32); at < kConsumers * kRowQkBytes; at += 16 * 32) {
-      u32 x[4];
-      asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
-                   : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
-                   : "r"(shared.rows_qk + at)
-                   : "memory");
-      found |=
-          has_nonfinite_half(x[0]) || has_nonfinite_half(x[1]) || has_nonfinite_half(x[2]) || has_nonfinite_half(x[3]);
-    }
-    release(shared.rows_empty);
-  }
-  if (found) {
-    *tiles.nonfinite_keys = 1;
-  }
-}
-
 // One thread: the first key tile to resume, or -1. The block's own key tiles must be complete first, since they may wait
 // for the one to resume, which the block would begin only behind them.
 __device__ __forceinline__ int wait_and_resume(const ForwardParams& params, const BackwardParams& backward,
@@ -494,52 +463,6 @@ __device__ __forceinline__ void produce(const ForwardParams& params, const Backw
   }
 }
 
-// d_q of a part from its sums, or zeros where no key has been seen.
-__device__ __forceinline__ void round_part(const ForwardParams& params, const BackwardParams& backward,
-                                           const RowTiles& tiles, int place, bool seen) {
-  const int tile = place / kParts;
-  const int head = tile / tiles.tiles;
-  const int first = tile % tiles.tiles * tiles.rows;
-  const float4* const sums =
-      reinterpret_cast<const float4*>(tiles.d_q_sums + static_cast<long long>(place) * kPartFloats);
-  // A thread takes eight columns of two rows at a time: what four threads had, 64 bytes that lie together. Four
-  // neighbours write 64 bytes of a row.
-  constexpr int kEights = kPartColumns / 8;
-  constexpr int kPieces = (kEights + 3) / 4;
-  const int thread = static_cast<int>(threadIdx.x);
-  const auto of_part = [&](int piece) { return kEights % 4 == 0 || thread % 4 + 4 * piece < kEights; };
-  float4 x[kPieces][4];
-#pragma unroll
-  for (int piece = 0; piece < kPieces; ++piece) {
-    const int from = (thread % 4 + 4 * piece) * 128 + thread / 4 * 4;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      x[piece][i] = seen && of_part(piece) ? __ldcs(sums + from + i) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-    }
-  }
-  const int part = place % kParts;
-  const Strides& strides = backward.d_q_strides;
-  InputElement* const rows = static_cast<InputElement*>(backward.d_q) + head / params.q_heads * strides.batch +
-                             head % params.q_heads * strides.head;
-#pragma unroll
-  for (int piece = 0; piece < kPieces; ++piece) {
-    const int column = (kPartsOfQueries ? 0 : kPartColumns * part) + 8 * (thread % 4 + 4 * piece);
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const int q = first + (kPartsOfQueries ? 64 * part : 0) + thread / 32 * 16 + thread % 32 / 4 + 8 * r;
-      if (q < params.q_len && of_part(piece)) {
-        u32 packed[4];
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const float4 four = x[piece][i];
-          packed[i] = pack_half((r == 0 ? four.x : four.z) * params.scale, (r == 0 ? four.y : four.w) * params.scale);
-        }
-        store_eight<FL_HEAD_DIM>(rows + q * strides.row, strides.column, backward.vector_d_q != 0, column, packed);
-      }
-    }
-  }
-}
-
 }  // namespace
 
 extern "C" __global__ void __launch_bounds__(kThreads, 1)
@@ -572,7 +495,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
       }
     } else if (warp <= kParts) {
       if (threadIdx.x % 32 == 0) {
-        add_parts(shared, tiles, warp - 1);
+        add_parts(shared, tiles, warp - 1, warp - 1);
       }
 #if FL_HAS_MASK_MOD
     } else {
@@ -592,34 +515,6 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
       consumer.sweep(backward, tiles);
     }
     consumer.end();
-  }
-}
-
-// What consumers have not rounded. A block takes some parts that lie together, the last ones first: their sums are the
-// ones that the L2 cache may still have. Where most parts are stored already, it is over when it knows so.
-extern "C" __global__ void __launch_bounds__(128)
-    flashlift_backward_round(const __grid_constant__ ForwardParams params,
-                             const __grid_constant__ BackwardParams backward, const __grid_constant__ RowTiles tiles) {
-  if (others_run(backward, tiles)) {
-    return;
-  }
-  const int places = params.batch * params.q_heads * tiles.tiles * kParts;
-  const int count = (places + static_cast<int>(gridDim.x) - 1) / static_cast<int>(gridDim.x);
-  const int end = places - static_cast<int>(blockIdx.x) * count;
-  const int lane = static_cast<int>(threadIdx.x % 32);
-#pragma unroll 1
-  for (int last = end - 1; last >= max(end - count, 0); last -= 32) {
-    const int place = last - lane;
-    const bool exists = place >= max(end - count, 0) && place / kParts % tiles.tiles * tiles.rows < params.q_len;
-    const int last_adder = exists ? tiles.last_adders[place] : kStored;
-    const u32 seen = __ballot_sync(0xffffffff, last_adder != 0);
-    u32 left = __ballot_sync(0xffffffff, last_adder != kStored);
-#pragma unroll 1
-    while (left != 0) {
-      const int bit = __ffs(left) - 1;
-      left &= left - 1;
-      round_part(params, backward, tiles, last - bit, (seen >> bit & 1) != 0);
-    }
   }
 }
 

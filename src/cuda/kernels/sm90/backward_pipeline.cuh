@@ -19,7 +19,11 @@ namespace flashlift::cuda {
 
 constexpr bool kRowsAreKeys = FL_ROWS_ARE_KEYS;
 constexpr int kConsumers = FL_BLOCK_M / 64;  // warpgroups, each with 64 rows unless by roles
-constexpr int kThreads = 128 * (kConsumers + 1);
+// By roles, but in the fused kernel, the two blocks of a cluster load columns for each other.
+constexpr bool kSharesLoads = FL_ROLES && !FL_FUSED;
+// In the fused kernel by roles, one more warpgroup computes parts of d_q.
+constexpr int kPartConsumers = FL_FUSED && FL_ROLES ? 1 : 0;
+constexpr int kThreads = 128 * (kConsumers + kPartConsumers + 1);
 // By roles, a block has 64 keys, and the two blocks of a cluster have FL_BLOCK_M.
 constexpr int kRowWarpgroups = FL_ROLES ? 1 : kConsumers;
 constexpr int kQkStages = FL_STAGES;
@@ -27,7 +31,9 @@ constexpr int kVStages = FL_V_STAGES;
 // The number of registers per thread at the start of a block. A block that requests more registers than there are waits
 // forever.
 constexpr int kRegistersAtStart = 65536 / kThreads / 8 * 8;
-static_assert(FL_PRODUCER_REGISTERS + kConsumers * FL_CONSUMER_REGISTERS <= (kConsumers + 1) * kRegistersAtStart,
+constexpr int kPartRegisters = 80;
+static_assert(FL_PRODUCER_REGISTERS + kConsumers * FL_CONSUMER_REGISTERS + kPartConsumers * kPartRegisters <=
+                  kThreads / 128 * kRegistersAtStart,
               "the warpgroups ask for more registers than the block has");
 
 // A row of shared memory is 64 elements: what one 128-byte swizzle covers. Wider heads are several boxes.
@@ -69,22 +75,25 @@ constexpr int kBefore = 128;  // the block's key tile has not continued at the l
 constexpr int kGradientStages = FL_FUSED ? 2 : 0;
 constexpr u32 kGradientBoxBytes = kConsumers * 64 * 128;
 constexpr u32 kGradientBytes = FL_BLOCK_N / 64 * kGradientBoxBytes;
-constexpr int kPartStages = FL_FUSED ? kConsumers : 0;
+// By roles, a block has two parts, a quarter of the columns each: one thread alone would add them more slowly than they come.
+constexpr int kPartStages = FL_FUSED ? 2 : 0;
+constexpr int kParts = FL_ROLES ? 2 * kPartStages : kPartStages;  // of a column tile
 // Arrivals that give a tile of rows back (kernels for captured tensors have one for each block): of warps, or of all
 // lanes if they have read the rows' statistics with them.
-constexpr int kRowReaders = kRowsAreKeys ? 4 * kConsumers + (FL_FUSED && FL_HAS_MASK_MOD ? 1 : 0) : 128 * kConsumers;
+constexpr int kRowReaders =
+    kRowsAreKeys ? 4 * (kConsumers + kPartConsumers) + (FL_FUSED && FL_HAS_MASK_MOD ? 1 : 0) : 128 * kConsumers;
 constexpr u32 kRowStatisticsBytes = !kRowsAreKeys && !FL_CAPTURES ? FL_BLOCK_M * 2 * sizeof(float) : 0;
 // Arrivals that give a stage of qk back. Every lane tells for itself that it has read the queries' statistics: so
 // racecheck can follow the order, which it does not through __syncwarp.
-// (By roles, a warp of the other block arrives once.)
-constexpr u32 kQkReaders = (kStatisticsBytes > 0 ? 128 : 4) * kConsumers + (FL_ROLES ? 4 * kConsumers : 0);
-constexpr u32 kVReaders = (FL_ROLES ? 8 : 4) * kConsumers;
+// (If blocks load for each other, a warp of the other block arrives once.)
+constexpr u32 kQkReaders = (kStatisticsBytes > 0 ? 128 : 4) * kConsumers + (kSharesLoads ? 4 * kConsumers : 0);
+constexpr u32 kVReaders = (kSharesLoads ? 8 : 4) * kConsumers;
 constexpr bool kPartsOfQueries = FL_BLOCK_N > 64;
-constexpr int kPartColumns = FL_PART_COLUMNS;
+constexpr int kPartColumns = FL_ROLES ? FL_PART_COLUMNS / 2 : FL_PART_COLUMNS;
 constexpr int kPartSums = kPartColumns / 2;  // of a thread
 constexpr u32 kPartBytes = 64 * kPartColumns * sizeof(float);
 static_assert(!FL_FUSED || (kPartsOfQueries ? FL_BLOCK_N == 64 * kConsumers && kPartColumns >= FL_QK_DIM
-                                            : kPartColumns * kConsumers >= FL_QK_DIM));
+                                            : kPartColumns * kParts >= FL_QK_DIM));
 // What the producer tells the warps that add parts up, and the consumers, of which tile a part is. It is at most
 // kQkStages tiles ahead of the consumers, and these are two ahead of the parts that they have made.
 constexpr int kVisitStages = FL_FUSED ? 16 : 0;
@@ -93,7 +102,7 @@ enum VisitField { kVisitTile, kVisitBefore, kVisitFlags, kVisitKeys, kVisitField
 // Do parts that no other key tile adds to leave as they are to be stored? It takes an order to know them, and registers
 // that tiles of 128 queries, and masks that search, do not leave.
 constexpr bool kStoresFinal =
-    FL_FUSED && FL_ORDERED && !kPartsOfQueries && FL_HEAD_DIM % 8 == 0 && !(FL_HAS_MASK_MOD && FL_MASK_SEARCHES);
+    FL_FUSED && !FL_ROLES && FL_ORDERED && !kPartsOfQueries && FL_HEAD_DIM % 8 == 0 && !(FL_HAS_MASK_MOD && FL_MASK_SEARCHES);
 constexpr int kNoKeys = -1;  // instead of a key tile's number: no work is left
 // What the producer knows: the block's key tile, as KeyRing and RingTile have it; how many key tiles the block has had; and
 // of how many of them each thread that adds parts has added all parts.
@@ -105,9 +114,13 @@ constexpr u32 kDiagonalBytes =
     FL_CAPTURES && !kRowsAreKeys && FL_DIAGONAL_GRADIENTS ? 64 / 2 * (FL_BLOCK_N + 8) * sizeof(float) : 0;
 
 // By roles: operands that one warpgroup hands to the other, and numbers of key tiles that one block hands to the other.
-constexpr int kExchangeStages = FL_ROLES ? 2 : 0;
+constexpr int kExchangeStages = FL_ROLES ? (FL_FUSED ? 1 : 2) : 0;
 constexpr u32 kExchangeBytes = 64 * FL_BLOCK_N * 2;
 constexpr int kClusterTurns = FL_ROLES ? 8 : 0;
+// In the fused kernel by roles, of the other block's keys: the columns of this block's part of d_q. Each block has d_s of both
+// blocks' keys, its own first.
+constexpr u32 kOtherKeysBytes = kPartConsumers * FL_PART_COLUMNS * 64 * 2;
+constexpr u32 kBlockGradientBytes = kGradientBytes / 2;
 
 struct SharedLayout {
   u32 rows_qk;
@@ -132,13 +145,15 @@ struct SharedLayout {
   // By roles.
   u32 exchange, exchange_full, exchange_empty;
   u32 cluster_turns, cluster_turns_full;
+  u32 other_keys, other_gradients_full;
 };
 
 __device__ __forceinline__ SharedLayout shared_layout(u32 base) {
   SharedLayout layout;
   layout.rows_qk = base;
   layout.rows_v = layout.rows_qk + kRowWarpgroups * kRowQkBytes;
-  layout.gradients = layout.rows_v + kBlockVBytes;
+  layout.other_keys = layout.rows_v + kBlockVBytes;
+  layout.gradients = layout.other_keys + kOtherKeysBytes;
   layout.parts = layout.gradients + kGradientStages * kGradientBytes;
   layout.columns_qk = layout.parts + kPartStages * kPartBytes;
   layout.columns_v = layout.columns_qk + kQkStages * kColumnQkBytes;
@@ -158,7 +173,8 @@ __device__ __forceinline__ SharedLayout shared_layout(u32 base) {
   layout.parts_full = layout.gradients_empty + 8 * kGradientStages;
   layout.parts_empty = layout.parts_full + 8 * kPartStages;
   layout.rows_empty = layout.parts_empty + 8 * kPartStages;
-  layout.exchange_full = layout.rows_empty + 8;
+  layout.other_gradients_full = layout.rows_empty + 8;
+  layout.exchange_full = layout.other_gradients_full + 8 * kPartConsumers * kGradientStages;
   layout.exchange_empty = layout.exchange_full + 8 * kExchangeStages;
   layout.cluster_turns_full = layout.exchange_empty + 8 * kExchangeStages;
   layout.cluster_turns = layout.cluster_turns_full + 8 * kClusterTurns;
@@ -170,7 +186,8 @@ __device__ __forceinline__ SharedLayout shared_layout(u32 base) {
   return layout;
 }
 
-constexpr u32 kSharedBytes = kRowWarpgroups * kRowQkBytes + kBlockVBytes +
+constexpr u32 kSharedBytes = kRowWarpgroups * kRowQkBytes + kBlockVBytes + kOtherKeysBytes +
+                             8 * kPartConsumers * kGradientStages +
                              kExchangeStages * (kExchangeBytes + 16) + kClusterTurns * 12 +
                              kQkStages * (kColumnQkBytes + kStatisticsBytes + 16 + 4 * kFieldCount) +
                              kVStages * (kColumnVBytes + 16) + 24 + kGradientStages * (kGradientBytes + 16) +
@@ -222,8 +239,11 @@ __device__ __forceinline__ void init_barriers(const SharedLayout& shared) {
     barrier_init(shared.v_empty + 8 * stage, kVReaders);
   }
   for (int stage = 0; stage < kGradientStages; ++stage) {
-    barrier_init(shared.gradients_full + 8 * stage, 4 * kConsumers);
+    barrier_init(shared.gradients_full + 8 * stage, FL_ROLES ? 4 : 4 * kConsumers);
     barrier_init(shared.gradients_empty + 8 * stage, 4 * kConsumers);
+    if (kPartConsumers > 0) {
+      barrier_init(shared.other_gradients_full + 8 * stage, 1);
+    }
   }
   for (int stage = 0; stage < kPartStages; ++stage) {
     barrier_init(shared.parts_full + 8 * stage, 128);  // each lane: see kQkReaders

@@ -196,8 +196,18 @@ struct Producer {
   // The block's own keys, and their values, which count towards the first tile's d_out. No other block reads them.
   __device__ __forceinline__ void load_keys(int first) const {
     if (leads()) {
-      barrier_arrive_expect(shared.rows_full, kConsumers * kRowQkBytes);
+      barrier_arrive_expect(shared.rows_full, kRowWarpgroups * kRowQkBytes + kOtherKeysBytes);
       load_row_boxes<kRowQkBoxes>(shared.rows_qk, params.k_map, shared.rows_full, first, kv_head, evict_first_policy());
+    }
+  }
+  // By roles: what this block's part of d_q needs of the other block's keys.
+  __device__ __forceinline__ void load_other_keys(int first, int first_column) const {
+    if (leads()) {
+#pragma unroll 1
+      for (u32 box = 0; box < kOtherKeysBytes / kRowBoxBytes; ++box) {
+        load_box(shared.other_keys + box * kRowBoxBytes, params.k_map, shared.rows_full,
+                 first_column + static_cast<int>(box) * kRowBoxColumns, first, kv_head, b, evict_first_policy());
+      }
     }
   }
   __device__ __forceinline__ void load_values(int first, u32 stage) const {
@@ -279,13 +289,14 @@ struct Producer {
   template <int kBoxes>
   __device__ __forceinline__ void load_column_boxes(u32 destination, const TensorMap& map, u32 barrier, int first,
                                                     int head) const {
-#if FL_ROLES
-    // Each block of the cluster loads every other box for both.
+    if constexpr (kSharesLoads) {
+      // Each block of the cluster loads every other box for both.
 #pragma unroll 1
-    for (int box = static_cast<int>(cluster_rank()); box < kBoxes; box += 2) {
-      load_box_for_both(destination + box * kColumnBoxBytes, map, barrier, box * 64, first, head, b);
+      for (int box = static_cast<int>(cluster_rank()); box < kBoxes; box += 2) {
+        load_box_for_both(destination + box * kColumnBoxBytes, map, barrier, box * 64, first, head, b);
+      }
+      return;
     }
-#else
 #pragma unroll
     for (int box = 0; box < kBoxes; ++box) {
 #pragma unroll
@@ -293,7 +304,6 @@ struct Producer {
         load_box(destination + box * kColumnBoxBytes + row * 128, map, barrier, box * 64, first + row, head, b);
       }
     }
-#endif
   }
 
 #if FL_FUSED
@@ -384,7 +394,7 @@ struct Producer {
 #endif
 
   __device__ __forceinline__ void wait_for_consumers(u32 barrier, u32 parity) const {
-    if constexpr (FL_ROLES) {
+    if constexpr (kSharesLoads) {
       cluster_barrier_wait(barrier, parity);
     } else {
       barrier_wait(barrier, parity);

@@ -60,6 +60,14 @@ __device__ __forceinline__ void send_remote(u32 remote_address, int value, u32 r
       "r"(value), "r"(remote_barrier)
       : "memory");
 }
+// Copies contiguous bytes to the other block. They count towards its barrier.
+__device__ __forceinline__ void send_bytes(u32 remote_address, u32 address, u32 bytes, u32 remote_barrier) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+          remote_address),
+      "r"(address), "r"(bytes), "r"(remote_barrier)
+      : "memory");
+}
 // As barrier_wait(), where threads of the other block arrive, too.
 __device__ __forceinline__ void cluster_barrier_wait(u32 barrier, u32 parity) {
   asm volatile(

@@ -21,7 +21,7 @@ RowStatistics statistics_of(const Sm90Backward& config) {
   const Sm90BackwardKernel& kernel = config.fused ? *config.fused : config.keys;
   return {.tile = kernel.config.kv_tile,
           .from_output = true,
-          .parts = config.fused ? kFusedParts : 0,
+          .parts = config.fused ? fused_parts(*config.fused) : 0,
           .asks_for_large = config.fallback.has_value(),
           .ring_keys = config.fused && config.fused->rings ? kernel.config.q_tile : 0};
 }

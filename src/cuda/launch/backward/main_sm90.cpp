@@ -88,11 +88,13 @@ class MainSm90 : public BackwardMain {
       params.heads_per_section = sections(params.kv_len, query_tiles(params) * params.group, config);
       return run(queries_, resident(params.total_tiles), config);
     };
+    const auto in_clusters = [&](int64_t tiles) {
+      return 2 * std::min(tiles, int64_t{std::max(device_.multiprocessors / 2, 1)});
+    };
     const auto run_keys = [&](const Kernel& kernel, const ForwardConfig& with) {
       params.heads_per_section = sections(int64_t{params.q_len} * params.group, key_tiles(params), with);
       const int64_t tiles = groups * key_tiles(params);
-      const int64_t clusters = std::min(tiles, int64_t{std::max(device_.multiprocessors / 2, 1)});
-      return run(kernel, config_.keys.roles ? 2 * clusters : resident(tiles), with);
+      return run(kernel, config_.keys.roles ? in_clusters(tiles) : resident(tiles), with);
     };
     CuPointer rest = workspace;
     if (config_.fused) {
@@ -106,12 +108,14 @@ class MainSm90 : public BackwardMain {
         FLASHLIFT_ASSIGN_OR_RETURN(params.k_map, encode_rows(call, call.arguments.forward.k, columns));
         FLASHLIFT_ASSIGN_OR_RETURN(params.v_map, encode_rows(call, call.arguments.forward.v, columns));
       }
-      FLASHLIFT_RETURN_IF_ERROR(run(fused_, resident(groups * key_tiles(params)), config_.fused->config));
+      const int64_t tiles = groups * key_tiles(params);
+      FLASHLIFT_RETURN_IF_ERROR(
+          run(fused_, config_.fused->roles ? in_clusters(tiles) : resident(tiles), config_.fused->config));
       params.k_map = maps.k;
       params.v_map = maps.v;
       if (call.arguments.d_q) {
         constexpr int kRoundedTogether = 8;  // parts for one block, most of which are already stored
-        const int64_t parts = heads * call.row_tiles.tiles * kFusedParts;
+        const int64_t parts = heads * call.row_tiles.tiles * fused_parts(*config_.fused);
         const Grid grid{.x = static_cast<unsigned>(divide_up(parts, kRoundedTogether)), .threads = 128};
         void* parameters[] = {&call.forward, &call.backward, &call.row_tiles};
         FLASHLIFT_RETURN_IF_ERROR(cuda::launch(call, round_, grid, parameters));
