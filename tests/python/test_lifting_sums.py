@@ -55,6 +55,18 @@ def test_sums_of_16_bit_numbers(dtype):
     assert_fused(FUSED["both"], q[:, :, 0], k, v, tolerance=3e-2)
 
 
+def test_products_beside_an_attention_keep_their_wide_terms():
+    """They are read as multiplications and sums. A call's bias may be such a sum, which then stays in the module."""
+    q, k, v = (x.swapaxes(1, 2) for x in qkv(dtype=jnp.float16))
+
+    def attend(q, k, v):
+        norms = jnp.einsum("bkhd,bkhd->bhk", 256 * k, 256 * k, preferred_element_type=jnp.float32) / 2**17
+        s = jnp.einsum("bqhd,bkhd->bhqk", q, k) / 4 - norms[:, :, None]
+        return jnp.einsum("bhqk,bkhd->bhqd", softmax(s).astype(v.dtype), v)
+
+    assert_fused(attend, q, k, v, gradients=True, tolerance=5e-3)
+
+
 def test_sums_of_several_queries():
     def attend(q, k, v):
         return (softmax((q[:, :, :, None] * k[:, :, None]).sum(-1))[..., None] * v[:, :, None]).sum(-2)

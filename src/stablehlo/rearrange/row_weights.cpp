@@ -240,6 +240,15 @@ std::optional<SummedOutput> summed_output(mlir::Operation* product, unsigned sid
   return found;
 }
 
+// The value itself, or the one of 16 bits from which it was converted to f32.
+mlir::Value before_widening(mlir::Value value) {
+  mlir::Operation* const convert = defining(value, OpKind::kConvert);
+  const bool widens = convert != nullptr && dtype(value.getType()) == DType::kF32 &&
+                      (dtype(convert->getOperand(0).getType()) == DType::kBF16 ||
+                       dtype(convert->getOperand(0).getType()) == DType::kF16);
+  return widens ? convert->getOperand(0) : value;
+}
+
 // Where the gradient of weights sums probabilities times their gradient over the keys: sums the output times its own
 // gradient over the values' depth instead, which is the same number. `carrier`: the product of the output's gradient
 // and the values, or its converted result.
@@ -250,7 +259,7 @@ void sum_over_depth(mlir::Operation* product, unsigned side, mlir::Value probabi
     mlir::Operation* const multiply = use.getOwner();
     if (kind(multiply) == OpKind::kMultiply && multiply->getBlock() == product->getBlock() &&
         product->isBeforeInBlock(multiply) &&
-        SameValues()(multiply->getOperand(1 - use.getOperandNumber()), probabilities)) {
+        SameValues()(before_widening(multiply->getOperand(1 - use.getOperandNumber())), probabilities)) {
       users.insert(users.end(), multiply->user_begin(), multiply->user_end());
     }
   }

@@ -57,9 +57,12 @@ std::optional<Rearrangement> product_as_multiplied_sum(mlir::Operation* product)
   Rearrangement found;
   Builder builder(product, found.added);
   const mlir::Location location = product->getLoc();
-  const mlir::Value terms = builder.multiply(location, operands[0], builder.transpose(location, operands[1], order));
-  const mlir::Value sum =
-      builder.sum(location, builder.convert(location, terms, mlir::Float32Type::get(product->getContext())), summed);
+  // A product does not round its terms to 16 bits.
+  const auto widened = [&](unsigned side) {
+    return builder.convert(location, operands[side], mlir::Float32Type::get(product->getContext()));
+  };
+  const mlir::Value terms = builder.multiply(location, widened(0), builder.transpose(location, widened(1), order));
+  const mlir::Value sum = builder.sum(location, terms, summed);
   std::vector<int64_t> kept = dims[0].batch;  // the sum's dimensions, by the product's
   for (int64_t& dim : kept) {
     dim -= std::lower_bound(summed.begin(), summed.end(), dim) - summed.begin();
