@@ -625,6 +625,36 @@ def lower_of(bound, slope_at_bound):
     return lower
 
 
+@pytest.mark.parametrize(
+    "slope",
+    [
+        lambda s, top: jnp.where(top == 0, 7.0, 1.0),
+        lambda s, top: jnp.where(jnp.maximum(top, -1.0) == 2, 7.0, 1.0),
+        lambda s, top: jnp.where(top == -top, 7.0, 1.0),
+        lambda s, top: 1 / (s == top).astype(jnp.float32).sum(-1, keepdims=True),
+    ],
+)
+def test_gradients_that_differ_only_in_some_rows_of_equal_scores(slope):
+    """Rows whose maximum is one certain number, or is that of several keys."""
+
+    @jax.custom_jvp
+    def same(s):
+        return s
+
+    @same.defjvp
+    def _(primals, tangents):
+        (s,), (change,) = primals, tangents
+        return s, change * slope(s, s.max(-1, keepdims=True))
+
+    def function(q, k, v):
+        s = same(jnp.einsum("bqhd,bkhd->bhqk", q, k) / 4)
+        return jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(s), v)
+
+    q, k, v = operands()
+    report = run_both_ways(with_gradients(function, 3), (q, 0 * k, v))
+    assert not report.fused_count, report
+
+
 @pytest.mark.parametrize("bound", [-30.0, -1e4])
 @pytest.mark.parametrize("slope_at_bound", [0.5, 7.0])
 def test_scores_above_a_bound_that_leaves_no_probability(bound, slope_at_bound):

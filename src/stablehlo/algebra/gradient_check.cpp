@@ -34,6 +34,9 @@ std::vector<Draw> draws_for(std::optional<double> threshold, double scale) {
   // Frameworks differ in the derivatives of max(s, 0) and |s| at 0, and padding gives scores that are exactly 0.
   draws.push_back({.zero_scores = true});
   draws.push_back({.zero_scores = true, .gradient_range = 1e6});
+  // Several keys have the largest score, or the smallest.
+  draws.push_back({.score_center = -5, .zero_scores = true});
+  draws.push_back({.score_center = 5, .zero_scores = true});
   for (const double center : {16.0, 32.0, 48.0, 64.0, 80.0, 96.0, 102.0}) {
     draws.push_back({.score_center = center, .score_range = 8, .score_scale = scale});
     draws.push_back({.score_center = -center, .score_range = 8, .score_scale = scale});
@@ -421,7 +424,7 @@ Proof GradientCheck::compare_rows(SymId formula, const CompareRow& compare, SymI
       if (!shows.ok()) {
         return draw.conditions.empty() ? Proof(shows.error()) : refuse<Reason::kGradientOfMasked>();
       }
-      if (draw.conditions.empty() && (!*shows || trial == 0) && has_numbers(atoms, draw)) {
+      if (draw.conditions.empty() && (!*shows || trial == 0 || draw.zero_scores) && has_numbers(atoms, draw)) {
         draw.drawn = softmax_.score;
         NumericRow numbers(arena_, sizes_, atoms, draw);
         const Outcome<bool> with_drawn = compare_row(numbers, draw);

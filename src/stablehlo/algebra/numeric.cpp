@@ -40,6 +40,22 @@ bool is_maximum_of_scores(const SymArena& arena, SymId id) {
   });
 }
 
+// Whether this is the row maximum, and the other number is one that it may equal in any row, or an infinity: a score
+// that it is the maximum of, or a term of the larger of both.
+bool is_maximum_beside(const SymArena& arena, SymId maximum, SymId other) {
+  const bool is_infinite = arena.is_constant(other) && std::isinf(arena.f32_value(other));
+  return is_maximum_of_scores(arena, maximum) &&
+         (is_infinite || any_part({maximum}, [&](SymId id, std::vector<SymId>& next) {
+            if (arena.is_op(id, Op::k_max)) {
+              arena.push_args(id, next);
+            } else if (arena[id].kind == SymKind::kReduce && arena.reduce_kind(id) == ReduceKind::kMaximum) {
+              return std::ranges::any_of(arena.pieces(id),
+                                         [&](const ReducePiece& piece) { return piece.body == other; });
+            }
+            return id == other;
+          }));
+}
+
 // Whether the formula is a sum of exponentials, which is positive in each row with keys.
 bool is_positive(const SymArena& arena, SymId formula) {
   return !any_part({formula}, [&](SymId id, std::vector<SymId>& next) {
@@ -456,10 +472,8 @@ bool reads_within(const SymArena& arena, SymId formula, const std::vector<SymId>
         return true;
       }
     }
-    if (sym.op == Op::k_eq || sym.op == Op::k_ne) {
-      return is_maximum_of_scores(arena, x) || is_maximum_of_scores(arena, y);
-    }
-    return false;
+    return (sym.op == Op::k_eq || sym.op == Op::k_ne) &&
+           (is_maximum_beside(arena, x, y) || is_maximum_beside(arena, y, x));
   });
 }
 

@@ -96,9 +96,10 @@ class NumericRow {
 // The formulas, and all that they contain.
 std::set<SymId> parts_of(const SymArena& arena, const std::vector<SymId>& formulas);
 // Whether `formula` reads only elements that `known` read, and branches only on their conditions: then both are smooth
-// on the same pieces. Three other comparisons are allowed: with the row maximum, since each row has keys on both sides
-// of it; of a sum of exponentials with 0, which is the same for all rows with keys; and of a row's log-sum-exp or its
-// sink with +inf, which holds for no row of numbers.
+// on the same pieces. Three other comparisons are allowed: of the row maximum with the scores that it is the maximum of
+// (each row has keys on both sides of it), with numbers that may be larger, or with infinity; of a sum of exponentials
+// with 0, which is the same for all rows with keys; and of a row's log-sum-exp or its sink with +inf, which holds for
+// no row of numbers.
 bool reads_within(const SymArena& arena, SymId formula, const std::vector<SymId>& known,
                   const std::vector<SymId>& sinks = {});
 // The number of the row that the condition compares with +inf, as JAX's derivative of logaddexp does. kNoSym for other

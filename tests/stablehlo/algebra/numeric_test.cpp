@@ -143,6 +143,9 @@ TEST_F(Numeric, ReadsWithin) {
   EXPECT_TRUE(within(op(Op::k_select, {op(Op::k_not, {mask}), arena_.f32(0), square})));
   const SymId maximum = over_keys(ReduceKind::kMaximum, known);
   EXPECT_TRUE(reads_within(arena_, op(Op::k_eq, {known, maximum}), {known, maximum}));
+  EXPECT_TRUE(reads_within(arena_, op(Op::k_ne, {arena_.f32(-INFINITY), maximum}), {known, maximum}));
+  EXPECT_FALSE(reads_within(arena_, op(Op::k_eq, {arena_.f32(0), maximum}), {known, maximum}));
+  EXPECT_FALSE(reads_within(arena_, op(Op::k_eq, {score_, maximum}), {known, maximum}));
   // Branches that the known formula has itself: |x| at 0, max(x, y) where x = y.
   const SymId clipped = op(Op::k_max, {op(Op::k_abs, {score_}), arena_.f32(0.5F)});
   for (const auto& [x, y] : {std::pair(score_, arena_.f32(0)), {op(Op::k_abs, {score_}), arena_.f32(0.5F)}}) {
