@@ -120,9 +120,18 @@ def test_an_activation_between_products_is_no_candidate(activation):
     assert not flashlift.stablehlo.fuse(exported(lambda a, b, c: activation(a @ b) @ c, x, x, x)).candidates
 
 
+@jax.custom_jvp
+def elu(x):
+    return jnp.expm1(x)
+
+
+elu.defjvp(lambda x, change: (elu(x[0]), change[0] * jnp.exp(x[0])))  # as JAX from 0.11 on writes it
+
+
 @pytest.mark.parametrize(
     "activation",
     [
+        elu,
         lambda x: jax.nn.gelu(x, approximate=False),
         jax.scipy.special.erf,
         jax.nn.sigmoid,

@@ -102,16 +102,19 @@ bool is_spread(mlir::Value value) {
          static_tensor(broadcast->getOperand(0)).getNumElements() > 1 && !splat(broadcast->getOperand(0));
 }
 
-// Whether the exponential is e^-x + 1 of a sigmoid, log(1 + e^x) of softplus, or e^(x - y), with another y for each x,
-// of softplus's derivative.
+// Whether the exponential is e^-x + 1 of a sigmoid, log(1 + e^x) of softplus, e^(x - y), with another y for each x, of
+// softplus's derivative, or the derivative of (e^x - 1) of elu.
 bool is_of_gate(mlir::Operation* exponential) {
   mlir::Operation* const difference = defining(exponent_of(exponential), OpKind::kSubtract);
   return (difference != nullptr && !splat(difference->getOperand(1)) && !is_spread(difference->getOperand(1))) ||
-         llvm::any_of(exponential->getUses(), [](mlir::OpOperand& use) {
-           mlir::Operation* const user = use.getOwner();
-           return kind(user) == OpKind::kLogPlusOne ||
-                  (kind(user) == OpKind::kAdd && splat(user->getOperand(1 - use.getOperandNumber())));
-         });
+         llvm::any_of(exponential->getUses(),
+                      [](mlir::OpOperand& use) {
+                        mlir::Operation* const user = use.getOwner();
+                        return kind(user) == OpKind::kLogPlusOne ||
+                               (kind(user) == OpKind::kAdd && splat(user->getOperand(1 - use.getOperandNumber())));
+                      }) ||
+         llvm::any_of(exponent_of(exponential).getUsers(),
+                      [](mlir::Operation* user) { return kind(user) == OpKind::kExponentialMinusOne; });
 }
 
 // Whether the exponential is summed before the next product. That of a softmax is. That of an activation (erf, sigmoid,
