@@ -571,6 +571,7 @@ UNSHIFTED = {
     "nothing": lambda s: s,
     "the maximum and 0": lambda s: s - jnp.maximum(s.max(-1, keepdims=True), 0),
     "the maximum before a mask": lambda s: jnp.where(causal(), s - s.max(-1, keepdims=True), -jnp.inf),
+    "the maximum before a finite mask": lambda s: jnp.where(causal(), s - s.max(-1, keepdims=True), -105.0),
 }
 
 
@@ -589,6 +590,22 @@ def test_exponentials_that_may_vanish(name):
     q, k, v = qkv(0.1)  # with larger ones, the module overflows
     candidates, report = fused(step, q, k, v, jnp.cos(jnp.arange(H * T, dtype=jnp.float32)).reshape(H, 1, T))
     assert [candidate.fused for candidate in candidates] == [True], report
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+@pytest.mark.parametrize("low", [-1e9, -105.0, -80.0])
+def test_finite_masks_of_exponents(low, dtype):
+    """e^-105 is 0 in f32, so that a row without keys is NaN. e^-80 is a number, with which the row is the mean."""
+
+    def attend(q, k, v):
+        s = (products(q, k) * SCALE).astype(jnp.float32)
+        e = jnp.exp(jnp.where(empty_row(), s - s.max(-1, keepdims=True), low))
+        return weigh((e / e.sum(-1, keepdims=True)).astype(dtype), v)
+
+    arguments = qkv(dtype=dtype)
+    candidates, report = fused(attend, *arguments, tolerance=1e-5 if dtype == jnp.float32 else 1e-2)
+    assert [candidate.fused for candidate in candidates] == [low < -104], report
+    assert bool(jnp.isnan(attend(*arguments)).any()) == (low < -104)
 
 
 CHANGED = {

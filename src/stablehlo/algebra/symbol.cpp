@@ -206,6 +206,19 @@ SymId SymArena::identity(Op op, Type type, const std::vector<SymId>& args) {
       return is_zero_or_one(x) && is_zero_or_one(y) ? both_hold(x, y) : kNoSym;
     case Op::k_div:
       return is_integer(y, 1) || is_f32(y, 1.0f) ? x : kNoSym;
+    case Op::k_exp: {
+      constexpr float kZeroBelow = -104;  // e to this is less than half of the smallest number
+      std::vector<SymId> branches = is_op(x, Op::k_select) ? syms_[x].args : std::vector<SymId>(3, x);
+      bool is_any_zero = false;
+      for (const size_t side : {1U, 2U}) {
+        if (is_constant(branches[side]) && f32_value(branches[side]) < kZeroBelow &&
+            !std::isinf(f32_value(branches[side]))) {
+          branches[side] = f32(-INFINITY);
+          is_any_zero = true;
+        }
+      }
+      return is_any_zero ? this->op(Op::k_exp, {this->op(Op::k_select, branches)}) : kNoSym;
+    }
     case Op::k_pow:
       // Only for an exponent that contains the score: ALiBi's slopes, 2^-h, are powers that an exponential would round.
       if (is_constant(x) && f32_value(x) > 0 && std::isfinite(f32_value(x)) && syms_[y].has_score) {
