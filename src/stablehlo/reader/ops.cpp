@@ -233,7 +233,6 @@ std::optional<DType> dtype(mlir::Type type) {
 
 llvm::ArrayRef<int64_t> broadcast_dims(mlir::Operation* op) { return dims(op, "broadcast_dimensions"); }
 llvm::ArrayRef<int64_t> permutation(mlir::Operation* op) { return dims(op, "permutation"); }
-llvm::ArrayRef<int64_t> reverse_dims(mlir::Operation* op) { return dims(op, "dimensions"); }
 std::optional<int64_t> iota_dim(mlir::Operation* op) { return integer(op, "iota_dimension"); }
 std::optional<int64_t> concat_dim(mlir::Operation* op) {
   return kind(op) == OpKind::kConcatenate ? integer(op, "dimension") : std::nullopt;

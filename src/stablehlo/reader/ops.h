@@ -48,7 +48,6 @@ mlir::Value same_number(mlir::Value result);
 
 llvm::ArrayRef<int64_t> broadcast_dims(mlir::Operation* op);  // broadcast_in_dim
 llvm::ArrayRef<int64_t> permutation(mlir::Operation* op);     // transpose: result dim i is operand dim permutation[i]
-llvm::ArrayRef<int64_t> reverse_dims(mlir::Operation* op);    // reverse
 std::optional<int64_t> iota_dim(mlir::Operation* op);         // iota
 std::optional<int64_t> concat_dim(mlir::Operation* op);       // concatenate
 std::optional<DotDims> dot_dims(mlir::Operation* op);         // dot_general, and dot (which has no batch)
