@@ -9,17 +9,43 @@ namespace {
 
 std::string message_of_all;  // NOLINT: the functions below are given no state
 
-// There is only one error, which nobody frees.
-PluginError* the_error() { return reinterpret_cast<PluginError*>(&message_of_all); }
+// From version 0.112 on, an error begins with a pointer to its own functions. Clients of these versions may call them
+// instead of the plugin's.
+struct ErrorFunctions {
+  size_t struct_size;
+  size_t instance_size;
+  Extension* extensions;
+  void (*destroy)(PluginError* error);
+  void (*message)(const PluginError* error, const char** text, size_t* size);
+  int32_t (*get_code)(const PluginError* error);
+  void (*for_each_payload)(const PluginError* error, void* visit, void* argument);
+};
+struct FailingError {
+  const ErrorFunctions* functions;
+};
 
-PluginError* fail(void*) { return the_error(); }
+// There is only one error, which nobody frees.
+constexpr ErrorFunctions kErrorFunctions = {
+    sizeof(ErrorFunctions),
+    sizeof(FailingError),
+    nullptr,
+    [](PluginError*) {},
+    [](const PluginError*, const char** text, size_t* size) {
+      *text = message_of_all.data();
+      *size = message_of_all.size();
+    },
+    [](const PluginError*) { return kFailedPrecondition; },
+    [](const PluginError*, void*, void*) {},
+};
+FailingError the_error = {&kErrorFunctions};
+
+PluginError* fail(void*) { return reinterpret_cast<PluginError*>(&the_error); }
 
 PluginError* destroy_error(void*) { return nullptr; }
 
 PluginError* error_message(void* args) {
   auto* get = static_cast<ErrorMessageArgs*>(args);
-  get->message = message_of_all.data();
-  get->message_size = message_of_all.size();
+  kErrorFunctions.message(get->error, &get->message, &get->message_size);
   return nullptr;
 }
 

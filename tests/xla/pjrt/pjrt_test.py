@@ -141,6 +141,18 @@ def create_client(plugin):
     print(plugin.call(CLIENT_CREATE, TextArgs(ctypes.sizeof(TextArgs))))
 
 
+def read_error_by_its_functions(plugin):
+    """As clients of PJRT 0.112 and later may, in which an error begins with a pointer to its functions."""
+    create = ctypes.cast(plugin.api + 40 + 8 * CLIENT_CREATE, ctypes.POINTER(P))[0]
+    error = ctypes.CFUNCTYPE(P, P)(create)(ctypes.byref(TextArgs(ctypes.sizeof(TextArgs))))
+    functions = ctypes.cast(ctypes.cast(error, ctypes.POINTER(P))[0], ctypes.POINTER(P))
+    text, size = ctypes.c_char_p(), Size()
+    ctypes.CFUNCTYPE(None, P, P, P)(functions[4])(error, ctypes.byref(text), ctypes.byref(size))
+    print(ctypes.CFUNCTYPE(ctypes.c_int, P)(functions[5])(error), text.value[: size.value].decode())
+    ctypes.CFUNCTYPE(None, P, P, P)(functions[6])(error, None, None)
+    ctypes.CFUNCTYPE(None, P)(functions[3])(error)
+
+
 def compile_attention(plugin):
     print(plugin.compile(ATTENTION))
 
@@ -251,6 +263,10 @@ class BadPlugins(PluginTest):
         for size in (70, 2000, len(content) // 2):
             cut.write_bytes(content[:size])
             self.assert_says(cut, "is cut off" if size > 64 else "too short")
+
+    def test_error_of_later_versions(self):
+        out, _, _ = in_a_process(read_error_by_its_functions, "/nowhere/plugin.so")
+        self.assertTrue(out.startswith("9 Flashlift's PJRT plugin: /nowhere/plugin.so cannot be wrapped: there is no"))
 
     def test_nothing_named(self):
         self.assert_says(None, "no PJRT plugin to wrap was found")
