@@ -28,6 +28,7 @@ def infos():
     types = jnp.asarray(np.random.default_rng(2).integers(0, 3, (B, S)))
     yield segments
     yield segments.apply_causal().apply_sliding_window((4, 2))
+    yield segments.apply_sliding_window((None, 2)).apply_sliding_window((1 << 40, None), offset=3)
     yield segments.apply_causal(jnp.asarray([2, -1])).apply_sliding_window(5, offset=jnp.asarray([0, 3]))
     yield MaskInfo.from_attention_mask(table).apply_chunked(6, offset=2)
     yield MaskInfo.from_attention_mask(table[:, 0]).apply_kv_lengths(jnp.asarray([4, S]))
@@ -87,7 +88,7 @@ def left_alone():
     table = MaskInfo.from_random(B, S, sparsity=0.3, seed=1)
     lengths = jnp.asarray([9, 15])
     yield whole.apply_sliding_window((4, 1), mode="decode", index=jnp.asarray([7, 18])), (7, 18), (3, 13)
-    yield table.apply_chunked(8).apply_sliding_window(5, mode="prefill"), (0, 0), (14, 14)
+    yield table.apply_chunked(8).apply_sliding_window(np.int64(5), mode="prefill"), (0, 0), (14, 14)
     yield whole.apply_kv_lengths(lengths, q_len=4, end_index=lengths), (5, 11), (0, 0)
     yield table.apply_kv_lengths(lengths, q_len=1, end_index=lengths, sliding_window=6), (8, 14), (3, 9)
 
@@ -210,7 +211,7 @@ def test_a_mask_info_as_text(capsys):
     [
         (lambda info: info.apply_sliding_window(3, mode="decode"), "mode is 'decode' and index None; the position"),
         (lambda info: info.apply_sliding_window(3, mode="middle"), "mode is 'middle'; expected None, "),
-        (lambda info: info.apply_sliding_window((1, 2, 3)), "expected one number or two"),
+        (lambda info: info.apply_sliding_window((1, 2, 3)), "one integer or two, not negative"),
         (
             lambda info: info.apply_causal(jnp.arange(3)),
             r"offset is int32\[3\]; expected an integer, or int32 \[batch\]",

@@ -289,6 +289,20 @@ def test_causal_from_the_bottom_right_and_windows_of_no_width():
     np.testing.assert_allclose(got, plain(*given, keep=keep)[0], atol=1e-5)
 
 
+def test_windows_of_one_side():
+    given = operands()
+    for window, keep in (
+        ((7, None), KV_POSITIONS >= Q_POSITIONS - 7),
+        ((None, 2), KV_POSITIONS <= Q_POSITIONS + 2),
+        ([None, None], KV_POSITIONS >= 0),
+    ):
+        got = flash_attention(*given, sliding_window=window)
+        np.testing.assert_allclose(got, plain(*given, keep=keep)[0], atol=1e-5)
+    got = flash_attention(*given, causal="bottom_right", sliding_window=(6, None))
+    far = Q_POSITIONS + SKV - SQ - KV_POSITIONS
+    np.testing.assert_allclose(got, plain(*given, keep=(far >= 0) & (far <= 6))[0], atol=1e-5)
+
+
 def test_sinks_of_16_bits():
     for dtype in (jnp.bfloat16, jnp.float16):
         check(

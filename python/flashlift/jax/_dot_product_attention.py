@@ -21,7 +21,7 @@ def dot_product_attention(
     is_causal: bool = False,
     query_seq_lengths: jax.Array | None = None,
     key_value_seq_lengths: jax.Array | None = None,
-    local_window_size: int | tuple[int, int] | None = None,
+    local_window_size: int | tuple[int | None, int | None] | None = None,
     implementation: str | None = None,
     return_residual: bool = False,
 ) -> jax.Array | tuple[jax.Array, jax.Array]:

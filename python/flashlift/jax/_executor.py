@@ -54,7 +54,7 @@ class FlashAttention:
         dropout_seed: jax.Array | int | None = None,
         cum_seqlens_q: jax.Array | None = None,
         cum_seqlens_k: jax.Array | None = None,
-        sliding_window: int | tuple[int, int] | None = None,
+        sliding_window: int | tuple[int | None, int | None] | None = None,
         logits_soft_cap: float | None = None,
         softmax_aux: jax.Array | None = None,
         normalize_output: bool = True,

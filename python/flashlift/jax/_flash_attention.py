@@ -35,7 +35,7 @@ def flash_attention(
     dropout_prob: float | None = None,
     causal: bool | str = False,
     dropout_seed: jax.Array | int | None = None,
-    sliding_window: int | tuple[int, int] | None = None,
+    sliding_window: int | tuple[int | None, int | None] | None = None,
     logits_soft_cap: float | None = None,
     normalize_output: bool = True,
     precision: jax.lax.PrecisionLike = None,
@@ -77,7 +77,8 @@ def flash_attention(
     causal: keeps keys up to the query's position. Positions count from the beginning, or with "bottom_right" from the
         end.
     sliding_window: the number of positions to the left and to the right of the query that are kept; a single number
-        sets both, and 0 keeps the query's own position. With causal="bottom_right", it counts from the end, too.
+        sets both, 0 keeps the query's own position, and None for one side keeps all positions there. With
+        causal="bottom_right", it counts from the end, too.
     cum_seqlens_q, cum_seqlens_k: int32 [sequences + 1], for sequences packed one after the other in a batch of 1;
         causal and sliding_window then count within each. In a larger batch, each sequence begins its own batch, and
         positions after its length are padding. The values are checked if they are known when the call is traced.

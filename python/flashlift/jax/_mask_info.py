@@ -16,6 +16,7 @@ from jax.typing import ArrayLike, DTypeLike
 from flashlift._errors import InvalidArgumentError
 from flashlift.jax._arguments import as_array, described, short
 from flashlift.jax._arguments.values import known, listed
+from flashlift.jax._arguments.words import Window, is_pair_of_sides, window_sides
 from flashlift.jax._mask_picture import as_numpy, picture
 from flashlift.jax._mask_rules import Keep, Rule, keeps_by
 from flashlift.jax._mask_segments import (
@@ -205,33 +206,30 @@ class MaskInfo:
 
     def apply_sliding_window(
         self,
-        sliding_window: int | tuple[int, int],
+        sliding_window: Window | None,
         *,
         offset: int | jax.Array = 0,
         mode: str | None = None,
         index: int | jax.Array | None = None,
     ) -> "MaskInfo":
         """Keeps that many positions to the left and to the right of the query's position plus an offset; a single
-        number sets both. mode="decode" keeps only the query at `index`, an integer or int32 [batch], and the keys
-        that its window can see. mode="prefill" keeps only as many keys as a window holds, from the end. The call
-        then gets only these."""
+        number sets both, and None for one side keeps all positions there. mode="decode" keeps only the query at
+        `index`, an integer or int32 [batch], and the keys that its window can see. mode="prefill" keeps only as many
+        keys as a window holds, from the end. The call then gets only these."""
         if mode not in (None, "default", "decode", "prefill"):
             raise InvalidArgumentError(f'mode is {mode!r}; expected None, "default", "decode" or "prefill"')
         if (mode == "decode") != (index is not None):
             raise InvalidArgumentError(
                 f'mode is {mode!r} and index {short(index)}; the position of the query goes with mode="decode"'
             )
-        sides = sliding_window if isinstance(sliding_window, (tuple, list)) else (sliding_window,) * 2
-        if len(sides) != 2:
-            raise InvalidArgumentError(f"sliding_window is {sliding_window}; expected one number or two: left, right")
-        left, right = (whole_number("sliding_window", one) for one in sides)
+        left, right = window_sides(sliding_window)
         number, arrays = self._offset(offset)
         whole = self._with(Rule("window", (left, right, number), arrays), sliding_window_baked_in=True)
         if mode in (None, "default"):
             return whole
         q_len, kv_len = self._lengths()
         if mode == "prefill":
-            span = sliding_window if isinstance(sliding_window, int) else left + right + 1
+            span = left + right + 1 if is_pair_of_sides(sliding_window) else left
             width = min(span, kv_len)
             return whole._sliced(0, q_len, kv_len - width, width)
         width = min(left + right + 1, kv_len)

@@ -13,6 +13,8 @@ from flashlift.jax._arguments.values import check_flag, short
 
 _LOGITS = {"float32": "", "bfloat16": "logits=bf16", "float16": "logits=f16"}
 _EMPTY_ROWS = ("zero", "uniform", "nan")
+_ALL = 1 << 30  # more positions than there are
+Window = int | tuple[int | None, int | None]
 _LARGEST, _SMALLEST = float(np.finfo(np.float32).max), float(np.finfo(np.float32).tiny)
 
 
@@ -68,9 +70,7 @@ def _number(name: str, value: Any, advice: str) -> float:
         raise InvalidArgumentError(f"{name} is {short(value)}; expected a number") from error
 
 
-def band_words(
-    causal: bool | str, window: int | tuple[int, int] | None, window_name: str = "sliding_window"
-) -> list[str]:
+def band_words(causal: bool | str, window: Window | None, window_name: str = "sliding_window") -> list[str]:
     """The words for a causal mask and for a sliding window."""
     words = []
     if isinstance(causal, str):
@@ -80,26 +80,31 @@ def band_words(
     elif check_flag("causal", causal):
         words.append("causal")
     if window is not None:
-        left, right = _window(window, window_name)
+        left, right = window_sides(window, window_name)
         words.append(f"window={left},{right}")
     return words
 
 
-def _window(window: Any, name: str) -> tuple[int, int]:
-    is_pair = isinstance(window, (tuple, list)) or getattr(window, "ndim", 0) == 1
+def window_sides(window: Any, name: str = "sliding_window") -> tuple[int, int]:
+    """How many positions to the left and to the right are kept."""
+    is_pair = is_pair_of_sides(window)
     is_known = is_pair and isinstance(window, jax.Array) and not isinstance(window, jax.core.Tracer)
     # In a jitted function, the items of a jax.Array are traced, even if their values are known.
     sides = tuple(np.asarray(window) if is_known else window) if is_pair else (window, window)
     expected = (
         "expected how many positions to the left and to the right are kept: one integer or two, not negative, "
-        "known when the call is traced; None is no window"
+        "known when the call is traced; None is no window, and one of two sides that is None keeps all positions there"
     )
     if len(sides) != 2 or any(isinstance(side, (bool, jax.core.Tracer)) for side in sides):
         raise InvalidArgumentError(f"{name} is {short(window)}; {expected}")
     try:
-        left, right = (operator.index(side) for side in sides)
+        left, right = (_ALL if side is None else operator.index(side) for side in sides)
     except TypeError as error:
         raise InvalidArgumentError(f"{name} is {short(window)}; {expected}") from error
     if left < 0 or right < 0:
         raise InvalidArgumentError(f"{name} is {short(window)}; {expected}")
-    return min(left, 1 << 30), min(right, 1 << 30)
+    return min(left, _ALL), min(right, _ALL)
+
+
+def is_pair_of_sides(window: Any) -> bool:
+    return isinstance(window, (tuple, list)) or getattr(window, "ndim", 0) == 1
