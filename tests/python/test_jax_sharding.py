@@ -287,6 +287,20 @@ with jax.set_mesh(explicit):
         found = parts(*placed)
         assert_close(found, expected)
         assert [jax.typeof(x) for x in jax.tree.leaves(found)] == [jax.typeof(x) for x in (placed[0], *placed)]
+    # The same in a vmap, over queries alone and over all: whole batches, with heads whole and split.
+    given = normal(3, 4, 24, 8, 8), normal(3, 4, 24, 4, 8), normal(3, 4, 24, 4, 8), normal(3, 24)
+    for heads in None, "model":
+        placed = [jax.device_put(x, NamedSharding(explicit, P(None, "data", None, heads))) for x in given[:3]]
+        placed.append(jax.device_put(given[3], NamedSharding(explicit, P())))
+        for axes in (0, 0, 0, 0), (0, None, None, None):
+            of_one = lambda values: [x if axis == 0 else x[1] for x, axis in zip(values, axes, strict=True)]
+            of_all = jax.vmap(attend, in_axes=axes)
+            specs = [P(*[None] * (axis == 0), "data") for axis in axes[:3]] + [P()]
+            parts = jax.shard_map(of_all, in_specs=tuple(specs), out_specs=specs[0], axis_names={"data"})
+            found = jax.jit(both(parts))(*of_one(placed))
+            assert_close(found, both(of_all)(*of_one(given)))
+            expected_types = [jax.typeof(x) for x in (placed[0], *of_one(placed))]
+            assert [jax.typeof(x) for x in jax.tree.leaves(found)] == expected_types
 print("agree")
 """
 

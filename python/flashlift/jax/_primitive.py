@@ -22,6 +22,7 @@ from flashlift.jax._call import Call
 from flashlift.jax._partition import Backward, Forward, Kind, is_split, needs_devices, run_partitioned
 from flashlift.jax._plain import plain, plain_gradients, tangent_of_values
 from flashlift.jax._sharding import (
+    axes_of_batches,
     by_types,
     mesh_of_types,
     specs_of_results,
@@ -242,7 +243,9 @@ def _lower_by_types(run: Callable[..., Any], context: Any, *values: Any) -> Any:
     return mlir.lower_fun(of_all, multiple_results=True)(context, *values)
 
 
-def _batched_by_types(rule: Callable[..., Any], abstract: Callable[..., list[Any]]) -> Callable[..., Any]:
+def _batched_by_types(
+    primitive: Primitive, rule: Callable[..., Any], abstract: Callable[..., list[Any]]
+) -> Callable[..., Any]:
     """The rule, where a mesh of explicit axes may split the operands, also by the mapped dimension."""
 
     def run_all(dims: tuple[Any, ...], params: tuple[Any, ...], results: tuple[Any, ...], *operands: Any) -> list[Any]:
@@ -262,6 +265,10 @@ def _batched_by_types(rule: Callable[..., Any], abstract: Callable[..., list[Any
             return rule(operands, dims, **params)
         pairs = [without_dimension(jax.typeof(one), dim) for one, dim in zip(operands, dims, strict=True)]
         split = next((axes for _, axes in pairs if axes), None)
+        # JAX cannot differentiate what XLA splits within a shard_map over other axes. Where batches are whole, the
+        # rule's own operations keep the types.
+        if primitive is not tangent_p and split is None and not axes_of_batches(params["call"].layout, pairs[0][0]):
+            return rule(operands, dims, **params)
         of_one = abstract(*(one for one, _ in pairs), **params)
         results = tuple(with_first_dimension(one, _size(operands, dims), split) for one in of_one)
         return run_all(tuple(dims), tuple(params.items()), results, *operands), [0] * len(results)
@@ -283,7 +290,7 @@ def _define(primitive: Primitive, abstract: Any, jvp: Any, batch: Any, lowering:
     primitive.def_impl(run_alone)
     primitive.def_abstract_eval(abstract)
     ad.primitive_jvps[primitive] = jvp
-    batching.primitive_batchers[primitive] = _batched_by_types(batch, abstract)
+    batching.primitive_batchers[primitive] = _batched_by_types(primitive, batch, abstract)
     mlir.register_lowering(primitive, lowering)
 
 

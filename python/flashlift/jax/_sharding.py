@@ -37,6 +37,11 @@ def placed(layout: str, operands: Sequence[jax.Array]) -> Sequence[jax.Array]:
     return [jax.reshard(one, NamedSharding(mesh, PartitionSpec(*_axes(one)))) for one in operands]
 
 
+def axes_of_batches(layout: str, query: Any) -> Any:
+    """The explicit axes that split the batches."""
+    return _axes(query)[layout.index("b")]
+
+
 def specs_of_results(layout: str, query: Any) -> tuple[PartitionSpec, PartitionSpec]:
     """Those of the output and of lse: batches and heads are split as the query's are."""
     axes = dict(zip(layout, _axes(query), strict=True))
