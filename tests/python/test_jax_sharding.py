@@ -287,7 +287,8 @@ with jax.set_mesh(explicit):
         found = parts(*placed)
         assert_close(found, expected)
         assert [jax.typeof(x) for x in jax.tree.leaves(found)] == [jax.typeof(x) for x in (placed[0], *placed)]
-    # The same in a vmap, over queries alone and over all: whole batches, with heads whole and split.
+    # The same in a vmap, over queries alone and over all: whole batches, with heads whole and split, and with the
+    # mapped dimension split.
     given = normal(3, 4, 24, 8, 8), normal(3, 4, 24, 4, 8), normal(3, 4, 24, 4, 8), normal(3, 24)
     for heads in None, "model":
         placed = [jax.device_put(x, NamedSharding(explicit, P(None, "data", None, heads))) for x in given[:3]]
@@ -301,6 +302,15 @@ with jax.set_mesh(explicit):
             assert_close(found, both(of_all)(*of_one(given)))
             expected_types = [jax.typeof(x) for x in (placed[0], *of_one(placed))]
             assert [jax.typeof(x) for x in jax.tree.leaves(found)] == expected_types
+    given = *[normal(4, 4, 24, n, 8) for n in (8, 4, 4)], normal(24)
+    placed = [jax.device_put(x, NamedSharding(explicit, P("model", "data"))) for x in given[:3]]
+    placed.append(jax.device_put(given[3], NamedSharding(explicit, P())))
+    of_all = jax.vmap(attend, in_axes=(0, 0, 0, None))
+    by_data = P(None, "data")
+    parts = jax.shard_map(of_all, in_specs=(*[by_data] * 3, P()), out_specs=by_data, axis_names={"data"})
+    found = jax.jit(both(parts))(*placed)
+    assert_close(found, both(of_all)(*given))
+    assert [jax.typeof(x) for x in jax.tree.leaves(found)] == [jax.typeof(x) for x in (placed[0], *placed)]
 print("agree")
 """
 

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
+from jax.sharding import AxisType
 
 from flashlift._errors import UnsupportedError
 from flashlift.jax._batch import fold, unfold
@@ -261,13 +262,16 @@ def _batched_by_types(
         run_all = jax.jit(run_all, static_argnums=(0, 1, 2), inline=True)
 
     def run(operands: Sequence[Any], dims: Sequence[Any], **params: Any) -> tuple[Any, Any]:
-        if mesh_of_types(operands) is None:
+        mesh = mesh_of_types(operands)
+        if mesh is None:
             return rule(operands, dims, **params)
         pairs = [without_dimension(jax.typeof(one), dim) for one, dim in zip(operands, dims, strict=True)]
         split = next((axes for _, axes in pairs if axes), None)
-        # JAX cannot differentiate what XLA splits within a shard_map over other axes. Where batches are whole, the
-        # rule's own operations keep the types.
-        if primitive is not tangent_p and split is None and not axes_of_batches(params["call"].layout, pairs[0][0]):
+        # Within a shard_map over other axes, JAX cannot differentiate what XLA splits. There the rule's own operations
+        # keep the types, which they can unless batches are split within each call.
+        is_typed = AxisType.Manual in mesh.axis_types and primitive is not tangent_p
+        is_typed = is_typed and (split is None or None not in dims[:3])
+        if is_typed and not axes_of_batches(params["call"].layout, pairs[0][0]):
             return rule(operands, dims, **params)
         of_one = abstract(*(one for one, _ in pairs), **params)
         results = tuple(with_first_dimension(one, _size(operands, dims), split) for one in of_one)
