@@ -204,7 +204,7 @@ Result<Split> Partitioner::plan(const LiftedAttention& found) {
   if (split.mesh.empty()) {
     return unsupported(
         "the module is compiled for {} partitions, and does not say that its queries, keys or values are split by "
-        "batches or heads; add sharding constraints to them",
+        "batches or heads, over whole axes of a mesh with a name; add sharding constraints to them",
         partitions_);
   }
   std::map<std::string, const SplitBy*> users;
