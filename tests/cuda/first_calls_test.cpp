@@ -7,9 +7,9 @@
 #include <atomic>
 #include <chrono>
 #include <csignal>
+#include <cstdio>
 #include <cstdlib>
 #include <filesystem>
-#include <memory>
 #include <string>
 #include <thread>
 #include <vector>
@@ -60,11 +60,15 @@ class Kernels {
       ++asked_;
       return cuda::cached_cubin(source);
     });
+    if (!cubin.ok() && !reported_.exchange(true)) {
+      fmt::print(stderr, "{}: {}\n", source.name, cubin.error().message);
+    }
     return cubin.ok() && (*cubin)->find(fmt::format("kernel{}", i)) != std::string::npos;
   }
 
   KernelCache<std::string> cache_{256};
   std::atomic<int> asked_{0};
+  std::atomic<bool> reported_{false};
 };
 
 class FirstCalls : public ::testing::Test {
