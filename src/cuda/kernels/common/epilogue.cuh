@@ -33,18 +33,6 @@ __device__ __forceinline__ OutElement to_out(float x) {
 #endif
 }
 
-__device__ __forceinline__ float from_out(OutElement x) {
-#if FL_OUT_F32
-  return x;
-#elif FL_OUT_BF16
-  return __uint_as_float(static_cast<u32>(x) << 16);
-#else
-  float value;
-  asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(x));
-  return value;
-#endif
-}
-
 __device__ __forceinline__ u32 to_out_pair(float low, float high) {
   u32 packed;
 #if FL_OUT_BF16
@@ -61,7 +49,6 @@ __device__ __forceinline__ void store_global_if(bool condition, void* address, c
       "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3]), "r"(static_cast<int>(condition))
       : "memory");
 }
-
 
 __device__ __forceinline__ void store_global_if(bool condition, float* address, float x, float y) {
   asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %3, 0;\n@p st.global.v2.f32 [%0], {%1, %2};\n}\n" ::"l"(address), "f"(x),
