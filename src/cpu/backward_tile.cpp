@@ -2,7 +2,6 @@
 // which order, and the computation on the scores between the products.
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 
 #include "cpu/backward_call.h"
 #include "cpu/backward_products.h"

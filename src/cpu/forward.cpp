@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <atomic>
 #include <cmath>
-#include <vector>
 
 #include "cpu/call_memory.h"
 #include "cpu/dropout.h"

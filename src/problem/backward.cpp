@@ -1,7 +1,5 @@
 #include "flashlift/backward.h"
 
-#include <array>
-
 #include "problem/verify_tensor.h"
 #include "support/error.h"
 

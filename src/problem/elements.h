@@ -2,8 +2,6 @@
 // checks.
 #pragma once
 
-#include <span>
-
 #include "flashlift/tensor.h"
 #include "support/half.h"
 

@@ -1,7 +1,6 @@
 #include "problem/oracle_backward.h"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <limits>
 

@@ -3,7 +3,6 @@
 
 #include <mutex>
 #include <optional>
-#include <utility>
 
 #include "flashlift/result.h"
 #include "support/fork_guard.h"

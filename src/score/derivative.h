@@ -1,7 +1,6 @@
 // Derivatives of score programs, which backward kernels compute.
 #pragma once
 
-#include <cstdint>
 #include <vector>
 
 #include "score/simplify.h"

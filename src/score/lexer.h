@@ -1,7 +1,6 @@
 // Tokens of the two text forms, with positions for error messages.
 #pragma once
 
-#include <string>
 #include <string_view>
 
 #include "flashlift/result.h"

@@ -1,7 +1,6 @@
 #include "stablehlo/equal_products.h"
 
 #include "stablehlo/lift/same_value.h"
-#include "stablehlo/reader/ops.h"
 
 namespace flashlift::stablehlo {
 

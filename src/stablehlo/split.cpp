@@ -1,7 +1,6 @@
 #include "stablehlo/split.h"
 
 #include <algorithm>
-#include <optional>
 
 #include "support/error.h"
 

@@ -10,7 +10,6 @@
 #include <csignal>
 #include <cstring>
 #include <random>
-#include <utility>
 #include <vector>
 
 #include "support/error.h"

@@ -1,6 +1,5 @@
 // Any text is either an error or a program whose printed form reads as the same program, and which computes the same
 // after it is simplified.
-#include <bit>
 #include <cmath>
 
 #include "fuzz/fuzz.h"

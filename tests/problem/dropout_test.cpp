@@ -4,8 +4,6 @@
 
 #include <cmath>
 
-#include "problem/oracle.h"
-
 namespace flashlift::problem {
 namespace {
 

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <random>
-#include <string>
 #include <vector>
 
 #include "flashlift/program.h"

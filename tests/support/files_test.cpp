@@ -5,8 +5,6 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
-#include <algorithm>
-#include <fstream>
 #include <thread>
 
 namespace flashlift {

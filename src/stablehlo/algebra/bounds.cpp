@@ -1,7 +1,6 @@
 #include "stablehlo/algebra/bounds.h"
 
 #include <algorithm>
-#include <bit>
 #include <cmath>
 #include <limits>
 

@@ -1,6 +1,5 @@
 #include "stablehlo/algebra/log_sum.h"
 
-#include <algorithm>
 #include <optional>
 #include <utility>
 

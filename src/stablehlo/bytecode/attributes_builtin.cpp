@@ -1,7 +1,4 @@
 // Reads attributes and types of MLIR's builtin dialect by the codes of its bytecode.
-#include <algorithm>
-#include <bit>
-#include <cstring>
 
 #include "mlir/IR/BuiltinAttributes.h"
 #include "stablehlo/bytecode/attributes.h"

@@ -2,9 +2,7 @@
 // its use, and describes its dimensions by letters.
 #pragma once
 
-#include <functional>
 #include <optional>
-#include <string>
 #include <vector>
 
 #include "mlir/IR/Operation.h"

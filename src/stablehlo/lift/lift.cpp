@@ -6,6 +6,7 @@
 #include "stablehlo/lift/attempt.h"
 #include "stablehlo/lift/products.h"
 #include "stablehlo/lift/walk.h"
+#include "stablehlo/reader/module.h"
 #include "stablehlo/reader/ops.h"
 
 namespace flashlift::stablehlo {

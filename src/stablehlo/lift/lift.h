@@ -2,14 +2,9 @@
 // operations compute. See docs/design.md, "Lifting".
 #pragma once
 
-#include <functional>
-#include <string>
-#include <vector>
-
 #include "stablehlo/algebra/reason.h"
 #include "stablehlo/lift/lifted.h"
 #include "stablehlo/lift/work.h"
-#include "stablehlo/reader/module.h"
 
 namespace flashlift::stablehlo {
 

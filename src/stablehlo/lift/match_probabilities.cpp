@@ -4,7 +4,6 @@
 #include <set>
 
 #include "score/operation.h"
-#include "stablehlo/lift/products.h"
 #include "stablehlo/lift/stages.h"
 #include "stablehlo/reader/ops.h"
 

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <numeric>
 
-#include "stablehlo/lift/lift.h"
 #include "stablehlo/lift/products.h"
 #include "stablehlo/lift/walk.h"
 #include "stablehlo/reader/ops.h"

@@ -1,7 +1,6 @@
 // Row sums and maxima over windows, as XLA's passes write them: one window over all keys, or windows side by side,
 // whose sums are summed again.
 
-#include "stablehlo/lift/lift.h"
 #include "stablehlo/reader/ops.h"
 #include "stablehlo/rearrange/builder.h"
 #include "stablehlo/rearrange/rearrange.h"

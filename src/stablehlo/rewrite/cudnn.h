@@ -2,8 +2,6 @@
 // with JSON text as backend_config.
 #pragma once
 
-#include <string>
-
 #include "flashlift/problem.h"
 #include "flashlift/result.h"
 #include "mlir/IR/Operation.h"

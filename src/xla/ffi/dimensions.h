@@ -1,7 +1,6 @@
 // Maps the dimensions of a call's tensors to those of the attention, by the strings of docs/custom_call.md.
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <span>
 #include <string>

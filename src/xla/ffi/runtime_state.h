@@ -9,7 +9,6 @@
 #include <memory>
 #include <mutex>
 #include <string_view>
-#include <utility>
 
 #include "xla/ffi/api/ffi.h"
 

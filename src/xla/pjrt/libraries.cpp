@@ -3,7 +3,6 @@
 #include <dlfcn.h>
 
 #include <filesystem>
-#include <optional>
 #include <span>
 #include <vector>
 

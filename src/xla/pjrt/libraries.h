@@ -2,7 +2,6 @@
 #pragma once
 
 #include <string>
-#include <string_view>
 
 #include "flashlift/flashlift_stablehlo.h"
 #include "flashlift/result.h"
