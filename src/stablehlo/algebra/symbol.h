@@ -26,7 +26,7 @@ enum class SymKind : uint8_t {
   kScore,     // the element of the first product at this place, f32
   kLoad,      // an element of a tensor; payload: its number among the leaves; args: i32 or i64 indices
   kOp,        // args: operands
-  kReduce,    // over the pieces of a range; args: one body a piece; see ReduceSpec
+  kReduce,    // over the pieces of a range; args: one body a piece; see ReducePiece
 };
 
 // Index variables. Atom 0 is the key; those below kFirstBound are dimensions of the score plane and of values; the rest

@@ -10,7 +10,7 @@
 namespace flashlift::stablehlo::bytecode {
 
 // Its own attributes in the newest version of VHLO's operation, with defaults written out. Values are still builtin or
-// text; VhloEncoding (write.cpp) converts them to VHLO's form.
+// text; VhloWriter (write.cpp) converts them to VHLO's form.
 struct VhloForm {
   const VhloOp* newest = nullptr;
   std::vector<mlir::Attribute> attributes;  // one for each of newest->attributes

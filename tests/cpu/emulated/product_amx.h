@@ -1,4 +1,4 @@
-// Replaces tile/pair_product_amx.h: emulates AMX's tiles by arrays. Supports only full tiles, which the kernels
+// Replaces tile/x86/pair_product_amx.h: emulates AMX's tiles by arrays. Supports only full tiles, which the kernels
 // configure. A thread that uses tiles outside begin() and end() gets NaN.
 #pragma once
 

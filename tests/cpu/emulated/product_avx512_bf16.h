@@ -1,4 +1,4 @@
-// Replaces tile/pair_product_avx512_bf16.h.
+// Replaces tile/x86/pair_product_avx512_bf16.h.
 #pragma once
 
 #include "emulated/bf16_dot.h"

@@ -1,6 +1,6 @@
 // Score-program operations on intervals: bounds of the results over a tile of coordinates. There is iv_<name> for each
 // line of flashlift/ops.def with useful bounds; the emitter uses the whole range for the others
-// (emit/interval_emitter.cpp).
+// (emit/statements.cpp).
 //
 // They are sound, not exact: a result contains every value of the operation for operands from the operands' intervals.
 #pragma once

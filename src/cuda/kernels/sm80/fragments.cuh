@@ -1,4 +1,4 @@
-// Products of a warp with both operands in shared memory, in PanelTiles (panels.cuh). A warp has some fragments of
+// Products of a warp with both operands in shared memory, each a PanelTile (panels.cuh). A warp has some fragments of
 // 16 rows, whose matrices share each matrix of B that is loaded, and some pairs of 8 columns (layout: softmax.cuh).
 #pragma once
 

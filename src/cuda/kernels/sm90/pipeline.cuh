@@ -71,7 +71,7 @@ __device__ __forceinline__ SharedLayout shared_layout(u32 base) {
   return layout;
 }
 
-// The host asks for this many bytes of dynamic shared memory; see emit/source.cpp.
+// The host asks for this many bytes of dynamic shared memory; see hopper_shared_bytes() in emit/forward_config.cpp.
 constexpr u32 kSharedBytes = kConsumers * (kQStages * (kQBytes + 16) + 4 * kFieldCount * kFieldSlots) +
                              kStages * (kKBytes + kVBytes + 32 + 4) + 16 + 4 * kVisitFieldCount;
 static_assert(kSharedBytes <= FL_SHARED_BYTES, "the host reserves less shared memory than the kernel uses");
