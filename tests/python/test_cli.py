@@ -367,6 +367,7 @@ def test_explain_code_is_the_generated_code(flashlift):
     assert done.returncode == 0 and len(done.stdout) > 500
     code = json.loads(flashlift("explain", "attn h2 s64 d16 softcap=2", "--code", "--json").stdout)["code"]
     assert code.strip() in done.stdout
+    assert ".ltext" not in code  # of the large code model, which is not that of the code that runs
 
 
 @pytest.fixture(scope="module")

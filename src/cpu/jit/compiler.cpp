@@ -118,6 +118,8 @@ llvm::Expected<llvm::orc::JITTargetMachineBuilder> target_machine(Isa isa, const
   if (builder) {
     const bool is_long = module.getInstructionCount() > kManyInstructions;
     builder->setCodeGenOptLevel(is_long ? llvm::CodeGenOptLevel::None : llvm::CodeGenOptLevel::Default);
+    builder->setCodeModel(llvm::CodeModel::Small);  // these two as LLJIT's linker needs them
+    builder->setRelocationModel(llvm::Reloc::PIC_);
   }
   return builder;
 }
