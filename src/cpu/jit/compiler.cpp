@@ -153,14 +153,14 @@ Result<std::shared_ptr<Base>> compile(std::unique_ptr<llvm::Module> module, cons
     return llvm_error(machine.takeError(), "find out what this processor is");
   }
   // The compiler of a session without threads would keep its code generator: 0.6 MiB for each program. This one does
-  // not.
-  const auto make_compiler = [](llvm::orc::JITTargetMachineBuilder builder)
-      -> llvm::Expected<std::unique_ptr<llvm::orc::IRCompileLayer::IRCompiler>> {
-    return std::make_unique<llvm::orc::ConcurrentIRCompiler>(std::move(builder));
-  };
+  // not. It is made here, since LLVM's code frees nothing if an exception passes through it.
+  std::unique_ptr<llvm::orc::IRCompileLayer::IRCompiler> compiler =
+      std::make_unique<llvm::orc::ConcurrentIRCompiler>(*machine);
+  const auto take_compiler = [&compiler](const llvm::orc::JITTargetMachineBuilder&)
+      -> llvm::Expected<std::unique_ptr<llvm::orc::IRCompileLayer::IRCompiler>> { return std::move(compiler); };
   auto jit = llvm::orc::LLJITBuilder()
                  .setJITTargetMachineBuilder(std::move(*machine))
-                 .setCompileFunctionCreator(make_compiler)
+                 .setCompileFunctionCreator(take_compiler)
                  .setPlatformSetUp(llvm::orc::setUpInactivePlatform)
                  .create();
   if (!jit) {
