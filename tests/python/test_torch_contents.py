@@ -46,6 +46,7 @@ def test_numbers_that_a_mod_puts_into_a_tensor(make):
 
 
 TABLE = torch.randn(20)
+SLOPES = torch.nn.Parameter(torch.rand(4))
 
 
 @pytest.mark.parametrize(
@@ -95,6 +96,22 @@ def test_a_subclass_with_operations_of_its_own_is_refused():
     counting = TABLE.as_subclass(Counting)
     with pytest.raises(RuntimeError, match=r"type Counting.*as_subclass\(torch.Tensor\)"):
         flex_attention(*tensors(), lambda s, b, h, q, kv: s + counting[kv])
+
+
+@pytest.mark.parametrize(
+    "score_mod",
+    [
+        lambda s, b, h, q, kv: s.as_subclass(torch.Tensor) * 2,
+        lambda s, b, h, q, kv: (2 * q).as_subclass(Named) + s,
+        lambda s, b, h, q, kv: s * SLOPES.as_subclass(torch.Tensor)[h],
+        lambda s, b, h, q, kv: s * SLOPES.exp().as_subclass(Named)[h],
+    ],
+    ids=["score", "computed", "captured", "computed from captured"],
+)
+def test_other_objects_of_known_tensors_are_refused(score_mod):
+    """They have no modes, and no gradient: such a score was a constant, such a parameter learnt nothing."""
+    with pytest.raises(RuntimeError, match=r"as_subclass\(\).*does not know.*outside of the mod"):
+        flex_attention(*tensors(), score_mod)
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit")

@@ -1,5 +1,6 @@
 """flashlift.torch.flex_attention compared with float64, and judged against unfused maths in the same type."""
 
+import functools
 import math
 
 import pytest
@@ -283,6 +284,18 @@ def indexes_a_dict(score, b, h, q, kv):
     return score + {0: 1.0, 1: 2.0}[h]
 
 
+def looks_up_a_default(score, b, h, q, kv):
+    return score + {0: 1.0, 1: 2.0}.get(h, 0.0)
+
+
+def asks_a_set(score, b, h, q, kv):
+    return score * (2 if h in {0, 2} else 1)
+
+
+def is_cached(score, b, h, q, kv, double=functools.lru_cache(lambda x: 2 * x)):
+    return score + double(h)
+
+
 def has_none(score, b, h, q, kv):
     return score + torch.lgamma(score)
 
@@ -299,6 +312,9 @@ def has_none(score, b, h, q, kv):
         (reduces_many, "a minimum or maximum over 300 elements.* 1 to 256"),
         (indexes_a_list, r"index a tensor, such as torch.tensor\(values\)\[h\]"),
         (indexes_a_dict, r"index a tensor, such as torch.tensor\(list\(values.values\(\)\)\)\[h\]"),
+        (looks_up_a_default, r"by its hash, but a mod's arguments are traced scalars.*index a tensor"),
+        (asks_a_set, r"\(h == 0\) \| \(h == 2\)"),
+        (is_cached, "functools.lru_cache looks a value up by its hash"),
         (has_none, r"aten\.lgamma\.default has no counterpart"),
     ],
 )

@@ -40,6 +40,7 @@ __all__ = [
     "empty_on_current_gpu",
     "disable_modes",
     "disable_transforms",
+    "disabled_torch_function",
     "forward_mode_level",
     "is_legacy_batched",
     "is_inductor_loaded",
@@ -63,6 +64,7 @@ LIBRARY: str = _C.__file__
 COMPOSITE = _C.DispatchKey.CompositeExplicitAutograd
 BELOW_AUTOGRAD = _C._AutoDispatchBelowAutograd
 no_subclasses = _C.DisableTorchFunctionSubclass
+disabled_torch_function = _C._disabled_torch_function_impl
 RecordFunction = _C._profiler._RecordFunctionFast
 
 # Modes are on a stack and see each operation. A graph is traced by one of two modes, or by the older tracer of

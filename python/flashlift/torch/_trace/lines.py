@@ -16,12 +16,9 @@ class TraceError(UnsupportedError):
     """A mod does something that a score program cannot express. The message names the operation and the line."""
 
 
-def where(error: BaseException | None = None) -> str:
-    """The line of the mod that runs, or that raised the error, as " at FILE:LINE: SOURCE"."""
-    traceback = error and error.__traceback__
-    while traceback and traceback.tb_next:
-        traceback = traceback.tb_next
-    frame: types.FrameType | None = traceback.tb_frame if traceback else sys._getframe()
+def where() -> str:
+    """The line of the mod that runs, as " at FILE:LINE: SOURCE"."""
+    frame: types.FrameType | None = sys._getframe()
     while frame is not None:
         name = frame.f_code.co_filename
         module = frame.f_globals.get("__name__", "")

@@ -12,7 +12,7 @@ from flashlift.torch._internals import tree_map_only, warn_once
 from flashlift.torch._program import LARGEST_ARGUMENT, Builder, Capture, Node, Reaches, type_of
 from flashlift.torch._trace.lines import TraceError, where
 from flashlift.torch._trace.record import CPU, Size, SizeOf, Slot, Source
-from flashlift.torch._trace.values import Value
+from flashlift.torch._trace.values import Value, stand_in
 
 
 def check_dense(tensor: torch.Tensor) -> None:
@@ -76,6 +76,7 @@ class Recording:
         self._made: set[int] = set()  # identities of tensors that the mod creates without operands
         self._sharing: dict[int, Sharing] = {}  # by the identities of traced tensors
         self._wrapped = wrapped
+        self._needs_gradient = any(one.requires_grad for one in leaves)
         self.autograd_function: str | None = None
         self.has_gradient = True  # False while the mod runs under torch.no_grad()
         self._capture_of: dict[int, Value] = {}
@@ -87,6 +88,7 @@ class Recording:
         tensor = torch.ones((), dtype=value.dtype, device=CPU)
         if value.shape:
             tensor = tensor.expand(value.shape)
+        tensor = stand_in(tensor)
         self.bind(tensor, value)
         return tensor
 
@@ -145,8 +147,26 @@ class Recording:
         return not any(id(tensor) in known for known in (self._values, self._slots, self._made))
 
     def note_unknown(self, tensors: Iterable[torch.Tensor]) -> None:
-        read = (self._wrapped.get(id(one), one) for one in tensors if self.is_unknown(one))
+        unknown = [one for one in tensors if self.is_unknown(one)]
+        for one in unknown:
+            self._check_memory(one)
+        read = (self._wrapped.get(id(one), one) for one in unknown)
         self.unknown += [one for one in read if not any(one is known for known in self.unknown)]
+
+    def _check_memory(self, tensor: torch.Tensor) -> None:
+        """Refuses another object with the memory of a known tensor, which as_subclass() creates past all modes: one of
+        a traced tensor has no content, and one of a captured tensor has lost its gradient. A new torch.nn.Parameter has
+        none in PyTorch either."""
+        if tensor.layout is not torch.strided or not tensor.numel() or type(tensor) is torch.nn.Parameter:
+            return
+        for one in self._alive:
+            is_known = self.is_traced(one) or (self._needs_gradient and self.is_captured(one))
+            if is_known and one.shape == tensor.shape and one.data_ptr() == tensor.data_ptr():
+                raise TraceError(
+                    f"as_subclass(), or an operation of a subclass, gives a result of the type {type(tensor).__name__} "
+                    f"that the trace does not know{where()}; capture tensors as plain ones, by "
+                    ".as_subclass(torch.Tensor) outside of the mod"
+                )
 
     def value_of(self, tensor: torch.Tensor) -> Value:
         """The value that a tensor stands for: a traced tensor's own value; any other tensor is captured, or a

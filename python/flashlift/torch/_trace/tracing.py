@@ -22,7 +22,7 @@ from flashlift.torch._internals import BELOW_AUTOGRAD, disable_modes, outside_of
 from flashlift.torch._program import Node
 from flashlift.torch._trace.dispatch import Dispatch
 from flashlift.torch._trace.functions import ModFunctions
-from flashlift.torch._trace.lines import TraceError, where
+from flashlift.torch._trace.lines import TraceError
 from flashlift.torch._trace.record import CPU, Trace
 from flashlift.torch._trace.recording import Recording
 from flashlift.torch._trace.transforms import Unwrapped
@@ -73,13 +73,6 @@ def trace(
                 other = "mask_mod" if kind == "score_mod" else "score_mod"
                 raise TypeError(
                     f"{error}; expected a {kind}({ARGUMENTS[kind]}), and a function of ({ARGUMENTS[other]}) as {other}"
-                ) from error
-            except KeyError as error:
-                if not any(isinstance(key, torch.Tensor) and recording.is_traced(key) for key in error.args):
-                    raise
-                raise TraceError(
-                    f"a dict takes Python's values, but a mod's arguments are traced scalars{where(error)}; index a "
-                    "tensor, such as torch.tensor(list(values.values()))[h]"
                 ) from error
             except NotImplementedError as error:
                 if "HigherOrderOperator" not in str(error):

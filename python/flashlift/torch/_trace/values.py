@@ -2,12 +2,33 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
+from flashlift.torch._internals import disabled_torch_function
 from flashlift.torch._program import Builder, Node
+from flashlift.torch._trace.lines import TraceError, where
 
 Index = tuple[Node, ...]
+
+
+class StandIn(torch.Tensor):
+    """A tensor that stands for values while a mod is traced. As a key, a tensor is equal to itself alone, so that a
+    dict of numbers would answer each look-up with its default."""
+
+    __torch_function__: Any = disabled_torch_function
+
+    def __hash__(self) -> int:
+        raise TraceError(
+            "a dict, a set or functools.lru_cache looks a value up by its hash, but a mod's arguments are traced "
+            f"scalars, which have none{where()}; index a tensor, such as torch.tensor(list(values.values()))[h], or "
+            "compare with each number: (h == 0) | (h == 2)"
+        )
+
+
+def stand_in(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.as_subclass(StandIn)
 
 
 @dataclass(frozen=True)
