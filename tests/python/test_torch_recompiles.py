@@ -170,6 +170,12 @@ NUMBERS_OUTSIDE_OF_GRAPHS = {
     "text": lambda w: lambda s, b, h, q, kv: s * len(str(w)),
     "format": lambda w: lambda s, b, h, q, kv: s * len(f"{w:2}{w!r}"),
     "identity": lambda w, held=7: lambda s, b, h, q, kv: s * (2 if w is held else 3),
+    "set": lambda w: lambda s, b, h, q, kv: s * len({w, 7}),
+    "booleans": lambda w: lambda s, b, h, q, kv: s * ((w > 4) + (w > 2)),
+    "inverted": lambda w: lambda s, b, h, q, kv: s * ~(w > 4),
+    "double": lambda w: lambda s, b, h, q, kv: s * (1 + (w / 7 * 7 == w)),
+    "of_64_bits": lambda w: lambda s, b, h, q, kv: s * ((w << 62) % 5 + 1),
+    "tensor": lambda w: lambda s, b, h, q, kv: s * (torch.as_tensor(w > 4) + torch.as_tensor(w > 2)),
 }
 
 NUMBERS_THAT_ARE_NONE = {

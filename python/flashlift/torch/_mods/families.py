@@ -18,7 +18,7 @@ from flashlift.torch._internals import (
 )
 from flashlift.torch._mods.copy import Copy
 from flashlift.torch._mods.walk import TooLarge, Walk
-from flashlift.torch._trace import Trace, as_tensor, trace
+from flashlift.torch._trace import Trace, as_tensor, stand_in, trace
 
 _CAPACITY = 1024  # structures
 _VARIANTS = 64  # traces of one structure with different numbers
@@ -242,7 +242,7 @@ def _leaves(walk: Walk, varying: frozenset[int]) -> Leaves:
 def _trace_with_arguments(mod: Callable, kind: str, walk: Walk, varying: frozenset[int]) -> Trace | None:
     """The trace of a copy of the mod in which some numbers are arguments, or None if the mod needs their values."""
     with disable_transforms(), torch.inference_mode(False):
-        numbers = {i: as_tensor(walk.numbers[i]) for i in sorted(varying)}
+        numbers = {i: stand_in(as_tensor(walk.numbers[i])) for i in sorted(varying)}
     try:
         copy = Copy(numbers, walk).of(mod)
         made = trace(copy, kind, walk.tensors, numbers=list(numbers.values()))

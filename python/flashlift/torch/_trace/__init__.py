@@ -5,5 +5,6 @@ from flashlift.torch._trace.functions import IndexByTensors
 from flashlift.torch._trace.lines import TraceError
 from flashlift.torch._trace.record import Trace, as_tensor, hint_of
 from flashlift.torch._trace.tracing import ARGUMENTS, trace
+from flashlift.torch._trace.values import stand_in
 
-__all__ = ["ARGUMENTS", "IndexByTensors", "Trace", "TraceError", "as_tensor", "hint_of", "trace"]
+__all__ = ["ARGUMENTS", "IndexByTensors", "Trace", "TraceError", "as_tensor", "hint_of", "stand_in", "trace"]

@@ -7,8 +7,10 @@ import torch
 
 from flashlift.torch._internals import COMPOSITE, TorchDispatchMode, decompositions, tree_map_only, unsafe_index
 from flashlift.torch._trace.lines import TraceError, running_autograd_function, where
+from flashlift.torch._trace.numbers import NumberOperation
 from flashlift.torch._trace.operations import COMPOSITES, translate
 from flashlift.torch._trace.recording import Recording, check_dense
+from flashlift.torch._trace.values import stand_in
 
 
 class Dispatch(TorchDispatchMode):
@@ -93,9 +95,12 @@ class Dispatch(TorchDispatchMode):
             )
         # Beside a tensor that the mod makes, a number takes part as torch takes one: it wraps or rounds to its type.
         is_number = bool(depends) and all(map(recording.is_number, tensors))
-        if is_number and func.overloadpacket is torch.ops.aten.pow:  # in Python, a power of integers may be a fraction
-            raise TraceError(f"{func} needs numbers that do not change from call to call{where()}")
-        if depends and not is_number:
+        if is_number:
+            operation = NumberOperation.of(func, kwargs)
+            if operation is None:
+                raise TraceError(f"{func} needs numbers that do not change from call to call{where()}")
+            func, result = operation, stand_in(operation(*args))
+        elif depends:
             now, now_kwargs = tree_map_only(torch.Tensor, recording.number_or_tensor, (args, kwargs))
             if any(map(recording.is_number, depends)):
                 func = func.overloadpacket  # the called overload has a tensor in place of a number
@@ -114,14 +119,14 @@ class Dispatch(TorchDispatchMode):
             return result
         if isinstance(result, torch.device):  # asked for by PyTorch's own indexing while it exports a graph
             return result
-        if not isinstance(result, torch.Tensor) or (is_number and result.dim()):
+        if not isinstance(result, torch.Tensor):
             for one in depends:
                 check_dense(one)
             raise TraceError(
                 f"{func} reads a captured tensor's content while the mod is traced{where()}; use tensor operations only"
             )
         if not recording.is_captured(result):  # an operation may return its argument
-            func = func if recording.has_gradient else _without_gradient(func)
+            func = func if recording.has_gradient or is_number else _without_gradient(func)
             recording.add_to_prelude(func, args, kwargs, result, is_number)
         return result
 

@@ -99,6 +99,10 @@ def _clamped(func: Any, input: torch.Tensor, min: Any, max: Any) -> torch.Tensor
     return func(func(input, min=min), max=max)
 
 
+def _is_tensor(given: Any) -> bool:
+    return isinstance(given, torch.Tensor)
+
+
 def _in_lists(given: Any) -> Iterable[torch.Tensor]:
     """The tensors in lists, however deep."""
     for one in given:
@@ -133,6 +137,8 @@ class ModFunctions(IndexByTensors):
             return _clamped(func, *args, **(kwargs or {}))
         if func in _WRITES and self._recording.is_number(args[0]):
             raise TraceError(f"the text of a number is not that of a tensor in its place{where()}")
+        if func in _TAKES_LISTS and any(map(self._recording.is_number, filter(_is_tensor, args))):
+            raise TraceError(f"{func.__name__}() needs a number that does not change from call to call{where()}")
         if func in _TAKES_LISTS and any(map(self._recording.is_open, _in_lists((*args, *(kwargs or {}).values())))):
             raise TraceError(
                 f"{func.__name__}() of a list reads the content of the tensors in it while the mod is traced{where()}; "

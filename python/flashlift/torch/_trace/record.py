@@ -119,9 +119,8 @@ class Trace:
 
         for function, args, kwargs, is_number in self.prelude:
             if is_number:
-                args, kwargs = tree_map_only(Slot, lambda slot: as_tensor(slots[slot.number]), (args, kwargs))
-                result = function(*args, **kwargs)
-                slots.append(result if in_mode else result.item())
+                numbers_now = (slots[one.number] if type(one) is Slot else one for one in args)
+                slots.append(function(*(map(as_tensor, numbers_now) if in_mode else numbers_now)))
             else:
                 if in_mode:
                     args, kwargs = tree_map_only(
@@ -153,23 +152,22 @@ class Trace:
         return found
 
     def suits(self, leaves: Sequence[torch.Tensor], numbers: Sequence[int | float]) -> bool:
-        """Whether Python would compute the same from these numbers: it raises an error where a number is divided by
-        zero."""
+        """Whether the program takes what Python computes from these numbers: no error, and no number beyond 64
+        bits."""
         if not any(is_number for *_, is_number in self.prelude):
             return True
         slots = dict(enumerate(numbers, len(leaves)))
         first = len(leaves) + len(numbers)
-        with disable_modes(), disable_transforms():
-            for place, (function, args, kwargs, is_number) in enumerate(self.prelude, first):
-                if not is_number:
-                    continue
-                args, kwargs = tree_map_only(Slot, lambda slot: as_tensor(slots[slot.number]), (args, kwargs))
-                try:
-                    slots[place] = function(*args, **kwargs).item()
-                except RuntimeError:  # a division of integers
-                    return False
-                if not math.isfinite(slots[place]):
-                    return False
+        for place, (function, args, _, is_number) in enumerate(self.prelude, first):
+            if not is_number:
+                continue
+            try:
+                number = function(*(slots[one.number] if type(one) is Slot else one for one in args))
+            except (ArithmeticError, ValueError):  # a division by zero, a shift by a negative number
+                return False
+            if not (-(2**63) <= number < 2**63 if isinstance(number, int) else math.isfinite(number)):
+                return False
+            slots[place] = number
         return True
 
     def _check_indices(self, sizes: Mapping[str, Any], slots: Sequence[Any]) -> None:
