@@ -7,6 +7,7 @@ import ctypes
 import dataclasses
 import enum
 import functools
+import inspect
 import logging
 import operator
 import os
@@ -492,6 +493,8 @@ READERS = {
     "imports": imports,
     "globals": lambda s, b, h, q, kv: s * globals()["NUMBER"],
     "eval": lambda s, b, h, q, kv: s * eval("NUMBER"),
+    "modules": lambda s, b, h, q, kv: s * sys.modules[__name__].NUMBER,
+    "frame": lambda s, b, h, q, kv: s * inspect.currentframe().f_globals["NUMBER"],
     "environ": lambda s, b, h, q, kv: s * float(os.environ["NUMBER"]),
     "getenv": lambda s, b, h, q, kv: s * float(os.getenv("NUMBER")),
 }

@@ -231,7 +231,7 @@ class Walk:
             (name, self._variable(name, globals_[name], code, names)) for name in globals_read(function)
         ]
         read += [self._variable(name, one, code, names) for name, one in modules_read(function)]
-        self.changes |= not names.isdisjoint(_UNSEEN)
+        self.changes |= not names.isdisjoint(_UNSEEN) or names >= {"sys", "modules"}
         defaults = function.__defaults__, function.__kwdefaults__
         read += [None if one is None else self.of(one, names) for one in defaults]
         read += self._attributes(function, names)
@@ -348,8 +348,8 @@ class Walk:
 
 # A walk cannot see what a function reads by these names.
 _UNSEEN = frozenset(
-    "globals locals eval exec import_module environ getenv random are_deterministic_algorithms_enabled get_num_threads "
-    "_version grad".split()
+    "globals locals eval exec import_module environ getenv random currentframe _getframe f_globals f_locals "
+    "are_deterministic_algorithms_enabled get_num_threads _version grad".split()
 )
 _OF_LAYOUT = frozenset(("stride", "is_contiguous", "storage_offset"))
 _REFLECTION = frozenset(("getattr", "vars", "__dict__", "__getattribute__", "attrgetter", "methodcaller"))
