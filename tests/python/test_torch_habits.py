@@ -461,6 +461,17 @@ def test_a_captured_tensor_that_is_too_small_for_a_graph_of_any_length():
             compiled(*inputs[:3], torch.randn(length - 1))
 
 
+@pytest.mark.parametrize("divisor", [0.1, 0.7, -0.3, 2.5, -0.5, 1e-3])
+def test_floors_of_quotients_that_are_rounded_up(divisor):
+    """1 // 0.1 is 9: the quotient of the two is below 10, and is rounded to it."""
+    q, k, v = (torch.randn(1, 1, 40, 8) for _ in range(3))
+    places = torch.arange(40, dtype=torch.int32)
+    for divide in (lambda x: x // divisor, lambda x: torch.div(x, divisor, rounding_mode="floor")):
+        out = flex_attention(q, k, v, lambda score, b, h, i, j: score + divide(i - j) % 7)
+        scores = q @ k.mT / math.sqrt(8) + divide(places[:, None] - places) % 7
+        torch.testing.assert_close(out, scores.softmax(-1) @ v, atol=1e-5, rtol=1e-5)
+
+
 @torch.no_grad()
 def test_rounding_to_decimals():
     q, k, v = tensors()

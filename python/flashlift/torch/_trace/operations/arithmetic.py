@@ -42,7 +42,16 @@ def _divide(builder: Builder, x: Node, y: Node, rounding_mode: str | None = None
 
 def _floor_divide(builder: Builder, x: Node, y: Node) -> Node:
     if x.type == "f32":
-        return builder.emit("floor", builder.emit("div", x, y))
+        quotient = builder.emit("div", x, y)
+        down = builder.emit("floor", quotient)
+        if y.op == "constant" and math.frexp(y.payload)[0] in (0.5, -0.5):
+            return down  # the quotient by a power of 2 is exact
+        # 1 // 0.1 is 9, but the quotient is rounded up to 10: the remainder is then nearly the divisor.
+        rest = builder.emit("abs", _remainder(builder, x, y))
+        is_near = builder.emit("gt", _scaled(builder, rest, 2.0), builder.emit("abs", y))
+        is_rounded_up = builder.emit("and", is_near, builder.emit("eq", down, quotient))
+        one, none = builder.constant(1.0, "f32"), builder.constant(0.0, "f32")
+        return builder.emit("sub", down, builder.emit("select", is_rounded_up, one, none))
     return x if y.op == "constant" and y.payload == 1 else builder.emit("floor_div", x, y)
 
 
