@@ -34,7 +34,7 @@ bool reads_residual(const CudaBackward& row, const Problem& problem, const cuda:
   Problem exact = problem;
   exact.want_residual = true;
   const Result<cuda::BackwardConfig> config = cuda::choose_backward_config(exact, row.kind, device.architecture);
-  return config.ok() && std::visit([](const auto& family) { return family.fused.has_value(); }, *config);
+  return config.ok() && std::visit([](const auto& family) { return cuda::reads_residual(family); }, *config);
 }
 
 }  // namespace flashlift::plan

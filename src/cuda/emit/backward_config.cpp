@@ -433,9 +433,10 @@ Result<Sm90Backward> choose_sm90_backward(const Problem& problem) {
   }
   // With narrower values, or with a mask and an order of additions, seven products in two kernels are as fast or
   // faster. Values wider than keys would spill.
-  const bool by_fused_roles = common.value_dim_padded > kMostColumns && common.head_dim_padded <= kColumnsWithStages &&
-                              common.value_dim_padded <= common.head_dim_padded &&
-                              !(common.has_mask_mod && problem.deterministic) && !problem.score_mod && !common.dropout;
+  const bool roles_fit = common.value_dim_padded > kMostColumns && common.head_dim_padded <= kColumnsWithStages &&
+                         common.value_dim_padded <= common.head_dim_padded;
+  const bool by_fused_roles =
+      roles_fit && !(common.has_mask_mod && problem.deterministic) && !problem.score_mod && !common.dropout;
   // It adds a key tile's part to d_q before <d_out, out> could be corrected: that number must be exact from the start.
   if (!keeps_exact_output(problem)) {
     config.not_fused = kRoundedOutput;
@@ -448,6 +449,10 @@ Result<Sm90Backward> choose_sm90_backward(const Problem& problem) {
                                          .ordered = problem.deterministic,
                                          .roles = true});
     config.queries.repeats = true;
+  } else if (roles_fit) {
+    config.not_fused = fmt::format(
+        "for rows of {} and {} columns it has no score_mod and no dropout, and a mask only with `nondeterministic`",
+        problem.head_dim, problem.value_dim);
   } else if (std::max(common.head_dim_padded, common.value_dim_padded) > kMostColumns) {
     config.not_fused =
         fmt::format("rows of {} and {} columns are more than the {} of which its registers hold two sums",
@@ -509,6 +514,10 @@ bool has_fallback(const Sm80Backward& config) { return config.fused && config.fu
 bool has_fallback(const Sm90Backward& config) { return config.fallback.has_value(); }
 
 }  // namespace
+
+bool reads_residual(const Sm80Backward& config) { return config.fused.has_value(); }
+// Without the sum that corrects <d_out, out>, the kernel for queries repeats the tiles where it is not exact.
+bool reads_residual(const Sm90Backward& config) { return config.fused.has_value() || !config.queries.sums_first; }
 
 bool has_row_tiles(const Sm80Backward& config) { return config.fused.has_value(); }
 bool has_row_tiles(const Sm90Backward& /*config*/) { return true; }

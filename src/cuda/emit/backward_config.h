@@ -86,6 +86,10 @@ inline int fused_parts(const Sm90BackwardKernel& fused) { return fused.roles ? 2
 int64_t fused_sum_bytes(const Sm90BackwardKernel& fused, int64_t q_len);
 int64_t fused_sum_bytes(const Sm80FusedKernel& fused, int64_t q_len);
 
+// Of a problem with a residual: does the residual save products?
+bool reads_residual(const Sm80Backward& config);
+bool reads_residual(const Sm90Backward& config);
+
 // Are rows' statistics in tiles (kernels/common/backward_params.h)?
 bool has_row_tiles(const Sm80Backward& config);
 bool has_row_tiles(const Sm90Backward& config);
