@@ -637,7 +637,8 @@ Proof GradientCheck::is_sinks_gradient(SymId formula) {
   return compare_rows(formula, [&](NumericRow& numbers, const Draw& draw) -> Outcome<bool> {
     const Row row = row_of(numbers, parts_, softmax_, keys);
     const auto largest = static_cast<size_t>(std::max_element(row.p.begin(), row.p.end()) - row.p.begin());
-    if (!row.has_keys || row.p[largest] == 0) {
+    // (Beside a smaller probability, the exponential below would be infinite.)
+    if (!row.has_keys || row.p[largest] < std::numeric_limits<double>::min()) {
       return false;
     }
     const double logit = numbers.value(softmax_.sinks[0], 0);
