@@ -11,9 +11,9 @@
 // for keys computes one (backward_keys_roles.cu), or there are two kernels for keys. For sizes in between, the operand of
 // a key's second sum replaces the operand of the first sum, which is complete by then.
 //
-// s and d_p share one accumulator (but FL_D_P_APART, below): probabilities are kept elsewhere until d_p is computed, rounded to 16 bits where a sum
-// multiplies them anyway. A warpgroup therefore has no products of its own during its exponentials. They overlap with
-// the products of the other warpgroup, which takes its turn in between.
+// s and d_p share one accumulator (but see FL_D_P_APART below): probabilities are kept elsewhere until d_p is computed,
+// rounded to 16 bits where a sum multiplies them anyway. A warpgroup therefore has no products of its own during its
+// exponentials. They overlap with the products of the other warpgroup, which takes its turn in between.
 //
 // FL_D_P_APART: the kernel for queries, if it leaves out the first sum and registers hold two accumulators, issues d_p with
 // the scores. Its product then runs during the warpgroup's own exponentials.
@@ -46,7 +46,7 @@ static_assert(!kSharesOperands || !kTwoFactors, "two factors need registers of t
 // unrounded, in as many registers; otherwise their rounding error is kept.
 constexpr bool kKeepsProbabilities = !kRowsAreKeys && !FL_SUMS_FIRST && !kTwoFactors;
 // d_p has an accumulator of its own.
-constexpr bool kDpApart = FL_D_P_APART && !FL_FUSED;
+constexpr bool kDpApart = FL_D_P_APART;
 static_assert(!kDpApart || kKeepsProbabilities, "registers for an accumulator of d_p");
 constexpr bool kKeepsRest = !kRowsAreKeys && !kKeepsProbabilities;
 constexpr bool kRestApart = kKeepsRest && kTwoFactors;  // where the second sum's operand is in use

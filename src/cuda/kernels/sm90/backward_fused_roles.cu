@@ -1,10 +1,10 @@
 // The Hopper backward kernel that computes all gradients with five products, for rows so wide that a warpgroup's registers
-// hold only one sum (backward_fused.cu has two). A block has 64 keys, and three warpgroups of consumers: one sums d_v, one
-// d_k (backward_roles.cuh), and the third one computes parts of d_q, which a warp beside the producer adds up in memory, in
-// the order of the key tiles (backward_adder.cuh).
+// hold only one sum (backward_fused.cu has two). A block has 64 keys and three warpgroups of consumers: one sums d_v, one
+// sums d_k (backward_roles.cuh), and the third one computes parts of d_q. Warps beside the producer add these up in memory,
+// in the order of the key tiles (backward_adder.cuh).
 //
-// The two blocks of a cluster have 128 neighbouring keys, and exchange their d_s of each query tile. Each computes half of the
-// columns of d_q with all 128 keys, so that half as much is added up as if each had a part of its own.
+// The two blocks of a cluster have 128 neighbouring keys, and exchange their d_s of each query tile. Each computes half of
+// the columns of d_q with all 128 keys, so that half as much is added up as if each had all columns of its own keys.
 #include "cuda/kernels/sm90/backward_fused.cuh"
 #include "cuda/kernels/sm90/backward_roles.cuh"
 
@@ -102,7 +102,7 @@ __device__ __forceinline__ void produce(const ForwardParams& params, const Backw
   Producer producer{params, tiles, d_out_map, shared, 0, 0, backward};
 #pragma unroll 1
   for (u32 turn = 0;; ++turn) {
-    const int index = take_for_cluster(shared, rank, tiles.next_block, turn);
+    const int index = take_for_cluster(producer, shared, rank, tiles.next_block, turn);
     // Consumers may still read the last key tile's rows.
     const auto wait_for_rows = [&] { barrier_wait(shared.rows_empty, turn % 2 ^ 1); };
     if (index >= key_tile_count(params, backward)) {

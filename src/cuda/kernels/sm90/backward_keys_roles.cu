@@ -18,7 +18,7 @@ __device__ __forceinline__ void produce(const ForwardParams& params, const Backw
   Producer producer{params, tiles, d_out_map, shared, 0, 0};
 #pragma unroll 1
   for (u32 turn = 0;; ++turn) {
-    const int index = take_for_cluster(shared, rank, tiles.next_block + kNextKeys, turn);
+    const int index = take_for_cluster(producer, shared, rank, tiles.next_block + kNextKeys, turn);
     if (index >= key_tile_count(params, backward)) {
       producer.end(turn);
       return;

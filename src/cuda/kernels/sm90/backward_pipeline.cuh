@@ -31,7 +31,7 @@ constexpr int kVStages = FL_V_STAGES;
 // The number of registers per thread at the start of a block. A block that requests more registers than there are waits
 // forever.
 constexpr int kRegistersAtStart = 65536 / kThreads / 8 * 8;
-constexpr int kPartRegisters = 80;
+constexpr int kPartRegisters = 80;  // of the warpgroup for parts of d_q
 static_assert(FL_PRODUCER_REGISTERS + kConsumers * FL_CONSUMER_REGISTERS + kPartConsumers * kPartRegisters <=
                   kThreads / 128 * kRegistersAtStart,
               "the warpgroups ask for more registers than the block has");
@@ -75,7 +75,7 @@ constexpr int kBefore = 128;  // the block's key tile has not continued at the l
 constexpr int kGradientStages = FL_FUSED ? 2 : 0;
 constexpr u32 kGradientBoxBytes = kConsumers * 64 * 128;
 constexpr u32 kGradientBytes = FL_BLOCK_N / 64 * kGradientBoxBytes;
-// By roles, a block has two parts, a quarter of the columns each: one thread alone would add them more slowly than they come.
+// By roles, a block has two parts, a quarter of the columns each: one thread would add a half more slowly than halves come.
 constexpr int kPartStages = FL_FUSED ? 2 : 0;
 constexpr int kParts = FL_ROLES ? 2 * kPartStages : kPartStages;  // of a column tile
 // Arrivals that give a tile of rows back (kernels for captured tensors have one for each block): of warps, or of all
@@ -102,7 +102,8 @@ enum VisitField { kVisitTile, kVisitBefore, kVisitFlags, kVisitKeys, kVisitField
 // Do parts that no other key tile adds to leave as they are to be stored? It takes an order to know them, and registers
 // that tiles of 128 queries, and masks that search, do not leave.
 constexpr bool kStoresFinal =
-    FL_FUSED && !FL_ROLES && FL_ORDERED && !kPartsOfQueries && FL_HEAD_DIM % 8 == 0 && !(FL_HAS_MASK_MOD && FL_MASK_SEARCHES);
+    FL_FUSED && !FL_ROLES && FL_ORDERED && !kPartsOfQueries && FL_HEAD_DIM % 8 == 0 &&
+    !(FL_HAS_MASK_MOD && FL_MASK_SEARCHES);
 constexpr int kNoKeys = -1;  // instead of a key tile's number: no work is left
 // What the producer knows: the block's key tile, as KeyRing and RingTile have it; how many key tiles the block has had; and
 // of how many of them each thread that adds parts has added all parts.

@@ -178,6 +178,15 @@ struct Producer {
 
   __device__ __forceinline__ bool leads() const { return threadIdx.x % 32 == 0; }
 
+  // Takes the number of a tile of rows from a counter.
+  __device__ __forceinline__ int take(int* counter) const {
+    int index = 0;
+    if (leads()) {
+      index = atomicAdd(counter, 1);
+    }
+    return __shfl_sync(0xffffffff, index, 0);
+  }
+
   // `policy`: none, or how long the L2 cache should keep them.
   template <int kBoxes, typename... Policy>
   __device__ __forceinline__ void load_row_boxes(u32 destination, const TensorMap& map, u32 barrier, int first,
@@ -243,14 +252,6 @@ struct Producer {
     load_v_rows(h, first, shared.rows_full);
   }
 
-  // Takes the number of a tile of rows from a counter.
-  __device__ __forceinline__ int take(int* counter) const {
-    int index = 0;
-    if (leads()) {
-      index = atomicAdd(counter, 1);
-    }
-    return __shfl_sync(0xffffffff, index, 0);
-  }
   // Hands the number of a turn's tile of rows to the consumers, when they no longer need the last turn's. They learn of
   // it with the rows.
   __device__ __forceinline__ void give_rows(u32 turn, int index) const {

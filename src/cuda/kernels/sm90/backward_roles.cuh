@@ -1,9 +1,9 @@
-// Consumers by roles: of a block's 64 keys, one warpgroup sums d_v and another one d_k. The probabilities go from one to the
-// other through shared memory: rounded to 16 bits as both sums need them, but in the fused kernel in f32, one half of a tile
-// after the other, since their rounding would cause a visible error in d_q (docs/lessons/).
+// Consumers by roles: of a block's 64 keys, one warpgroup sums d_v and another one d_k. The probabilities go from one to
+// the other through shared memory: rounded to 16 bits as both sums need them, but in the fused kernel in f32, one half of
+// a tile after the other, since their rounding would cause a visible error in d_q (docs/lessons/).
 //
-// The two blocks of a cluster have 128 neighbouring keys and visit the same query tiles. If they load columns for each other
-// (kSharesLoads), a stage is free when the consumers of both have given it back.
+// The two blocks of a cluster have 128 neighbouring keys and visit the same query tiles. If they load columns for each
+// other (kSharesLoads), a stage is free when the consumers of both have given it back.
 #pragma once
 
 #include "cuda/kernels/sm90/backward_keys.cuh"
@@ -274,17 +274,17 @@ struct RoleConsumer : Consumer {
 #endif
 };
 
-// The producer warp: the number of the cluster's next key tile. The first block takes it from a counter, and tells the other.
-__device__ __forceinline__ int take_for_cluster(const SharedLayout& shared, u32 rank, int* counter, u32 turn) {
+// The number of the cluster's next key tile. The first block takes it from a counter, and tells the other.
+__device__ __forceinline__ int take_for_cluster(const Producer& producer, const SharedLayout& shared, u32 rank,
+                                                int* counter, u32 turn) {
   const u32 at = turn % kClusterTurns;
   if (rank == 0) {
-    int index = 0;
-    if (threadIdx.x % 32 == 0) {
-      index = atomicAdd(counter, 1);
+    const int index = producer.take(counter);
+    if (producer.leads()) {
       send_remote(address_in(shared.cluster_turns + 4 * at, 1), index,
                   address_in(shared.cluster_turns_full + 8 * at, 1));
     }
-    return __shfl_sync(0xffffffff, index, 0);
+    return index;
   }
   cluster_barrier_wait(shared.cluster_turns_full + 8 * at, turn / kClusterTurns % 2);
   return load_shared_once(shared.cluster_turns + 4 * at);
