@@ -335,6 +335,42 @@ TEST(DeviceBackward, DrawnProblemsAgreeWithTheOracle) {
   }
 }
 
+// Rows of 129 to 192 columns, most of whose problems one kernel computes with five products, in tiles of 128 keys.
+TEST(DeviceBackward, DrawnProblemsOfWideHeadsAgreeWithTheOracle) {
+  const int count = number_from("FLASHLIFT_TEST_PROBLEMS", 200);
+  const int seed = number_from("FLASHLIFT_TEST_SEED", 1) + 4'000'000;
+  const int first = number_from("FLASHLIFT_TEST_FIRST", 0);
+  for (int i = first; i < count; ++i) {
+    SCOPED_TRACE("seed " + std::to_string(seed + i));
+    Random random(static_cast<uint64_t>(seed + i));
+    const auto draw = [&](int64_t low, int64_t high) {
+      return std::uniform_int_distribution<int64_t>(low, high)(random);
+    };
+    Problem problem;
+    problem.batch = draw(1, 2);
+    problem.kv_heads = draw(1, 3);
+    problem.q_heads = problem.kv_heads * draw(1, 3);
+    problem.q_len = draw(0, 3) == 0 ? draw(1, 70) : draw(1, 500);
+    problem.kv_len = draw(0, 3) == 0 ? draw(1, 70) : draw(1, 700);
+    problem.head_dim = draw(0, 1) == 0 ? 192 : draw(129, 192);
+    problem.value_dim = draw(0, 1) == 0 ? problem.head_dim : draw(129, 192);
+    problem.dtype = i % 2 == 0 ? DType::kBF16 : DType::kF16;
+    problem.out_dtype = i % 7 == 0 ? DType::kF32 : problem.dtype;
+    problem.scale = 0.08f;
+    if (i % 3 == 0) {
+      problem.mask_mod = testing::draw_program(ProgramKind::kMaskMod, problem, random);
+    }
+    problem.captures = *collect_captures(problem.score_mod, problem.mask_mod);
+    problem.sinks = draw(0, 4) == 0 ? draw(1, 3) : 0;
+    problem.want_lse = true;
+    problem.deterministic = draw(0, 1) == 0;
+    problem.want_residual = problem.out_dtype != DType::kF32 && draw(0, 7) != 0;
+    OwnedArguments forward =
+        i % 4 == 0 ? testing::strided_arguments(problem, random) : testing::dense_arguments(problem, random);
+    expect_right(problem, forward, random, "cuda_sm90");
+  }
+}
+
 // A masked key's content is ignored, even if it is infinite or NaN.
 TEST(DeviceBackward, KeysThatAreNotFiniteStayMasked) {
   // The last problem has more query tiles than a GPU has multiprocessors, so that each multiprocessor computes several.
@@ -463,6 +499,9 @@ BackwardArguments batch_of(BackwardArguments all, int64_t b) {
   for (std::optional<TensorView>* view : {&all.forward.lse, &all.d_q, &all.d_k, &all.d_v}) {
     *view = batch_of(**view, b);
   }
+  if (all.forward.residual) {
+    all.forward.residual = batch_of(*all.forward.residual, b);
+  }
   return all;
 }
 
@@ -471,7 +510,8 @@ BackwardArguments batch_of(BackwardArguments all, int64_t b) {
 TEST(DeviceBackward, TilesOfAMultiprocessorDoNotAffectEachOther) {
   constexpr int64_t kBatches = 4;
   for (const char* words : {"d256 bf16 causal", "d256 f16", "d192 bf16 causal softcap=30", "dqk192 dv128 bf16 causal",
-                            "dqk192 dv128 bf16 window=100", "d160 bf16 causal"}) {
+                            "dqk192 dv128 bf16 window=100", "d160 bf16 causal", "residual d192 bf16",
+                            "residual d144 f16"}) {
     SCOPED_TRACE(words);
     const Result<Problem> problem = parse_problem(std::string("attn b4 h24 s300 lse ") + words);
     const Result<Problem> small = parse_problem(std::string("attn b1 h24 s300 lse ") + words);
