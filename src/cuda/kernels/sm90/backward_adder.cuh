@@ -65,7 +65,7 @@ __device__ __forceinline__ void add_parts(const SharedLayout& shared, const RowT
       asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
       return;
     }
-    // Of the next visit, if it is of the same key tile: it was told of before this part was made.
+    // Of the next visit, if it is of the same key tile: the producer told of it before this part was made.
     int next_place = 0;
     int next_before = -1;
     bool brings_sums = false;

@@ -95,9 +95,10 @@ constexpr u32 kPartBytes = 64 * kPartColumns * sizeof(float);
 static_assert(!FL_FUSED || (kPartsOfQueries ? FL_BLOCK_N == 64 * kConsumers && kPartColumns >= FL_QK_DIM
                                             : kPartColumns * kParts >= FL_QK_DIM));
 // What the producer tells the warps that add parts up, and the consumers, of which tile a part is. It is at most
-// kQkStages tiles ahead of the consumers, and these are two ahead of the parts that they have made.
+// kQkStages tiles ahead of the consumers (by roles, it tells them of the places of two more), and these are two ahead of
+// the parts that they have made.
 constexpr int kVisitStages = FL_FUSED ? 16 : 0;
-static_assert(!FL_FUSED || kQkStages + 4 < kVisitStages);
+static_assert(!FL_FUSED || kQkStages + 6 < kVisitStages);
 enum VisitField { kVisitTile, kVisitBefore, kVisitFlags, kVisitKeys, kVisitFieldCount };
 // Do parts that no other key tile adds to leave as they are to be stored? It takes an order to know them, and registers
 // that tiles of 128 queries, and masks that search, do not leave.

@@ -364,20 +364,31 @@ struct Producer {
     return true;
   }
 
-  // For the warp that adds parts of d_q up. A key tile's first part is never final: that warp must know of a final one
-  // before the consumers have it.
+  // For the warps that add parts of d_q up: where a visit's part is, and which key tile adds to it before.
+  template <bool kInRing>
+  __device__ __forceinline__ void tell_place(const ColumnTile& tile, int key_tile, bool nothing, int at) const {
+    const int before = nothing ? -1 : previous_keys<kInRing>(key_tile, tile);
+    if (leads()) {
+      const u32 address = shared.visits + 4 * kVisitFieldCount * (at % kVisitStages);
+      const int head = b * params.q_heads + tile.h;
+      store_shared(address + 4 * kVisitTile, head * tiles.tiles + tile.first / tiles.rows);
+      store_shared(address + 4 * kVisitBefore, before);
+    }
+  }
+
+  // And the rest. A key tile's first part is never final: those warps must know of a final one before the consumers have
+  // it.
   template <bool kInRing>
   __device__ __forceinline__ void tell_visit(const ColumnTile& tile, int key_tile, int flags) {
-    const int before = flags & kNothing ? -1 : previous_keys<kInRing>(key_tile, tile);
+    if (!FL_ROLES) {
+      tell_place<kInRing>(tile, key_tile, (flags & kNothing) != 0, visit);
+    }
     if (kStoresFinal && backward.stores_final != 0 && (flags & (kFirst | kNothing)) == 0 &&
         is_final<kInRing>(key_tile, tile)) {
       flags |= kFinal;
     }
     if (leads()) {
       const u32 address = shared.visits + 4 * kVisitFieldCount * (visit % kVisitStages);
-      const int head = b * params.q_heads + tile.h;
-      store_shared(address + 4 * kVisitTile, head * tiles.tiles + tile.first / tiles.rows);
-      store_shared(address + 4 * kVisitBefore, before);
       store_shared(address + 4 * kVisitFlags, flags);
       store_shared(address + 4 * kVisitKeys, key_tile);
     }
@@ -459,9 +470,19 @@ struct Producer {
       tile = nothing;
       flags |= kPartial | kLast | kNothing;
     }
+#if FL_FUSED && FL_ROLES
+    tell_place<false>(tile, key_tile, (flags & kNothing) != 0, visit);
+#endif
 #pragma unroll 1
     while (tile.exists) {
       const ColumnTile next = columns.next();
+#if FL_FUSED && FL_ROLES
+      // While a warp adds a part, it looks whether it is the next one's turn. By roles, the producer may not have come to the
+      // next tile by then, and so tells of its place a tile early.
+      if (next.exists) {
+        tell_place<false>(next, key_tile, false, visit + 1);
+      }
+#endif
       const ColumnRings at = rings;
       const bool first = (flags & kFirst) != 0;
       load_columns<false>(tile, key_tile, tile.flags | flags | (next.exists ? 0 : kLast), first ? v_bytes : 0, [&] {
