@@ -273,10 +273,10 @@ INSTANTIATE_TEST_SUITE_P(
         "attn h2 sq1 skv1 d192 bf16 lse", "attn h2 sq64 skv0 d192 f16 lse",
         "attn h1 sq100 skv2500 d192 bf16 lse nondeterministic cu_seqlens",
         "attn hq4 hkv2 sq200 skv420 d144 f16 lse sinks=2", "attn hq4 hkv2 s300 dqk184 dv136 bf16 lse",
-        "attn h2 s600 dqk190 dv150 bf16 lse nondeterministic window=100",
+        "attn h2 s600 dqk190 dv150 bf16 lse window=100",
         "attn h2 sq150 skv300 d192 bf16 empty_rows=uniform nondeterministic lse mask_mod() { %0 = lt q, 40; return %0 "
         "}",
-        "attn b2 h2 s450 d192 bf16 nondeterministic lse mask_mod(ids: i32[?]) { %0 = load ids[q]; %1 = load ids[kv]; "
+        "attn b2 h2 s450 d192 bf16 lse mask_mod(ids: i32[?]) { %0 = load ids[q]; %1 = load ids[kv]; "
         "%2 = "
         "eq %0, %1; return %2 }",
         "attn h2 sq70 skv300 d176 bf16 nondeterministic lse", "attn b40 hq4 hkv2 sq70 skv200 d192 bf16 lse",
@@ -375,7 +375,7 @@ TEST(DeviceBackward, DrawnProblemsOfWideHeadsAgreeWithTheOracle) {
 TEST(DeviceBackward, KeysThatAreNotFiniteStayMasked) {
   // The last problem has more query tiles than a GPU has multiprocessors, so that each multiprocessor computes several.
   for (const char* words : {"d64 h2 sq90 bf16", "d64 h2 sq90 bf16 residual", "d64 h2 sq90 f32",
-                            "d64 h200 sq200 bf16 residual", "d192 h2 sq90 bf16 residual nondeterministic"}) {
+                            "d64 h200 sq200 bf16 residual", "d192 h2 sq90 bf16 residual"}) {
     SCOPED_TRACE(words);
     const Result<Problem> problem =
         parse_problem(std::string("attn skv150 lse mask_mod() { %0 = lt kv, 100; return %0 } ") + words);
@@ -511,7 +511,7 @@ TEST(DeviceBackward, TilesOfAMultiprocessorDoNotAffectEachOther) {
   constexpr int64_t kBatches = 4;
   for (const char* words : {"d256 bf16 causal", "d256 f16", "d192 bf16 causal softcap=30", "dqk192 dv128 bf16 causal",
                             "dqk192 dv128 bf16 window=100", "d160 bf16 causal", "residual d192 bf16",
-                            "residual d144 f16"}) {
+                            "residual d144 f16 causal"}) {
     SCOPED_TRACE(words);
     const Result<Problem> problem = parse_problem(std::string("attn b4 h24 s300 lse ") + words);
     const Result<Problem> small = parse_problem(std::string("attn b1 h24 s300 lse ") + words);
@@ -712,7 +712,7 @@ TEST(DeviceBackward, ReadsNoMemoryThatItHasNotWritten) {
          {"attn residual h2 s300 d128 bf16 lse", "attn residual hq4 hkv2 s300 d64 bf16 lse causal",
           "attn residual h2 sq300 skv100 d96 f16 lse causal=bottom_right", "attn h2 s300 d256 bf16 lse causal",
           "attn residual h2 s700 d128 bf16 lse cu_seqlens causal", "attn h2 s200 dqk192 dv128 bf16 lse window=50",
-          "attn residual hq4 hkv2 s300 d192 bf16 lse"}) {
+          "attn residual hq4 hkv2 s300 d192 bf16 lse causal"}) {
       SCOPED_TRACE(named + " " + text);
       const Result<Problem> problem = parse_problem(text);
       ASSERT_TRUE(problem.ok()) << problem.error().message;

@@ -107,6 +107,27 @@ TEST(AlternatingHeads, HaveSumsThatFitTheCache) {
   }
 }
 
+TEST(AlternatingHeads, OfTheKernelByRoles) {
+  const Device h100 = {.multiprocessors = kH100, .l2_bytes = 50 << 20};
+  struct Row {
+    int length;
+    bool masks, ordered;
+    int expected;
+  };
+  for (const Row& row : {// All key tiles of whole heads at once.
+                         Row{512, false, true, 16}, Row{1024, false, true, 8}, Row{2048, false, true, 4},
+                         Row{16384, false, true, 2}, Row{0, false, true, 16}, Row{1024, true, true, 16},
+                         Row{4096, true, true, 8}, Row{1024, true, false, 4}, Row{16384, false, false, 4}}) {
+    Sm90BackwardKernel kernel = of_columns(192);
+    kernel.config.q_tile = 128;
+    kernel.config.has_mask_mod = row.masks;
+    kernel.ordered = row.ordered;
+    kernel.roles = true;
+    EXPECT_EQ(alternating_heads(kernel, 1, row.length, row.length, h100), row.expected)
+        << row.length << " " << row.masks << " " << row.ordered;
+  }
+}
+
 TEST(Rings, OccupyTheGpu) {
   struct Row {
     int64_t heads, q_len, kv_len;

@@ -431,12 +431,10 @@ Result<Sm90Backward> choose_sm90_backward(const Problem& problem) {
     config.keys.config.producer_registers = 24;
     config.keys.config.consumer_registers = 240;
   }
-  // With narrower values, or with a mask and an order of additions, seven products in two kernels are as fast or
-  // faster. Values wider than keys would spill.
+  // With narrower values, seven products in two kernels are as fast or faster. Values wider than keys would spill.
   const bool roles_fit = common.value_dim_padded > kMostColumns && common.head_dim_padded <= kColumnsWithStages &&
                          common.value_dim_padded <= common.head_dim_padded;
-  const bool by_fused_roles =
-      roles_fit && !(common.has_mask_mod && problem.deterministic) && !problem.score_mod && !common.dropout;
+  const bool by_fused_roles = roles_fit && !problem.score_mod && !common.dropout;
   // It adds a key tile's part to d_q before <d_out, out> could be corrected: that number must be exact from the start.
   if (!keeps_exact_output(problem)) {
     config.not_fused = kRoundedOutput;
@@ -450,9 +448,8 @@ Result<Sm90Backward> choose_sm90_backward(const Problem& problem) {
                                          .roles = true});
     config.queries.repeats = true;
   } else if (roles_fit) {
-    config.not_fused = fmt::format(
-        "for rows of {} and {} columns it has no score_mod and no dropout, and a mask only with `nondeterministic`",
-        problem.head_dim, problem.value_dim);
+    config.not_fused = fmt::format("for rows of {} and {} columns it has no score_mod and no dropout",
+                                   problem.head_dim, problem.value_dim);
   } else if (std::max(common.head_dim_padded, common.value_dim_padded) > kMostColumns) {
     config.not_fused =
         fmt::format("rows of {} and {} columns are more than the {} of which its registers hold two sums",

@@ -72,15 +72,34 @@ Rings choose_rings(int64_t heads, int64_t query_tiles, int64_t key_tiles, const 
   return size >= kSmallest && occupies ? rings(size) : kNone;
 }
 
+namespace {
+
+// As measured (docs/lessons/cuda_backward.md).
+int alternating_heads_by_roles(const Sm90BackwardKernel& kernel, int q_len, int kv_len, const Device& device) {
+  constexpr int kHeads = 4;
+  if (!kernel.ordered) {
+    return kHeads;
+  }
+  constexpr int kLong = 4096;
+  if (kernel.config.has_mask_mod) {  // key tiles end at different times: more heads, so that they wait less
+    return q_len < kLong ? 4 * kHeads : 2 * kHeads;
+  }
+  // As many as the clusters of two blocks compute at once.
+  const int clusters = device.multiprocessors / 2;
+  const auto key_tiles = static_cast<int>(divide_up(int64_t{kv_len}, kernel.config.q_tile));
+  return std::clamp(clusters / std::max(key_tiles, 1), 2, 4 * kHeads);
+}
+
+}  // namespace
+
 int alternating_heads(const Sm80FusedKernel& kernel, int q_len) {
   constexpr int kLong = 4096;
   return !kernel.config.has_mask_mod && q_len >= kLong ? 4 : 16;
 }
 
 int alternating_heads(const Sm90BackwardKernel& kernel, int group, int q_len, int kv_len, const Device& device) {
-  if (kernel.roles) {  // as measured (docs/lessons/cuda_backward.md)
-    constexpr int kHeads = 4;
-    return kHeads;
+  if (kernel.roles) {
+    return alternating_heads_by_roles(kernel, q_len, kv_len, device);
   }
   if (kernel.ordered) {
     const bool take_turns = group > 1 && kernel.heads_take_turns;
