@@ -66,7 +66,7 @@ constexpr Option kOptions[] = {
      .value_in = [](const Problem& p) { return flag(p.want_residual); }},
     {.word = {.name = "nondeterministic",
               .doc = "the gradient of q may have other bits in each call, where that is faster: for long sequences on "
-                     "Hopper GPUs, up to 128 columns"},
+                     "Hopper GPUs, up to 192 columns"},
      .set = [](Problem& p, const Given&) { p.deterministic = false; },
      .value_in = [](const Problem& p) { return flag(!p.deterministic); }},
     {.word = {.name = "unnormalized", .doc = "do not divide the output by the row's sum of exponentials"},

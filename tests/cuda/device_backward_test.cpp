@@ -509,9 +509,9 @@ BackwardArguments batch_of(BackwardArguments all, int64_t b) {
 // the other; one batch has fewer. Both must give the same bits.
 TEST(DeviceBackward, TilesOfAMultiprocessorDoNotAffectEachOther) {
   constexpr int64_t kBatches = 4;
-  for (const char* words : {"d256 bf16 causal", "d256 f16", "d192 bf16 causal softcap=30", "dqk192 dv128 bf16 causal",
-                            "dqk192 dv128 bf16 window=100", "d160 bf16 causal", "residual d192 bf16",
-                            "residual d144 f16 causal"}) {
+  for (const char* words :
+       {"d256 bf16 causal", "d256 f16", "d192 bf16 causal softcap=30", "dqk192 dv128 bf16 causal",
+        "dqk192 dv128 bf16 window=100", "d160 bf16 causal", "residual d192 bf16", "residual d144 f16 causal"}) {
     SCOPED_TRACE(words);
     const Result<Problem> problem = parse_problem(std::string("attn b4 h24 s300 lse ") + words);
     const Result<Problem> small = parse_problem(std::string("attn b1 h24 s300 lse ") + words);

@@ -110,21 +110,29 @@ TEST(AlternatingHeads, HaveSumsThatFitTheCache) {
 TEST(AlternatingHeads, OfTheKernelByRoles) {
   const Device h100 = {.multiprocessors = kH100, .l2_bytes = 50 << 20};
   struct Row {
-    int length;
-    bool masks, ordered;
+    int group, length;
+    bool masks, slides, ordered;
     int expected;
   };
-  for (const Row& row : {// All key tiles of whole heads at once.
-                         Row{512, false, true, 16}, Row{1024, false, true, 8}, Row{2048, false, true, 4},
-                         Row{16384, false, true, 2}, Row{0, false, true, 16}, Row{1024, true, true, 16},
-                         Row{4096, true, true, 8}, Row{1024, true, false, 4}, Row{16384, false, false, 4}}) {
+  for (const Row& row :
+       {// All key tiles of whole heads at once.
+        Row{1, 512, false, false, true, 16}, Row{1, 1024, false, false, true, 8}, Row{1, 2048, false, false, true, 4},
+        Row{1, 16384, false, false, true, 2}, Row{1, 0, false, false, true, 16},
+        // Under a mask.
+        Row{1, 1024, true, false, true, 16}, Row{1, 4096, true, false, true, 8}, Row{1, 4096, true, true, true, 4},
+        // Query heads that share keys.
+        Row{2, 1024, false, false, true, 8}, Row{4, 1024, false, false, true, 4}, Row{4, 4096, true, false, true, 4},
+        Row{16, 4096, true, false, true, 1}, Row{64, 16384, false, false, true, 1},
+        // In any order.
+        Row{1, 1024, true, false, false, 4}, Row{4, 16384, false, false, false, 4}}) {
     Sm90BackwardKernel kernel = of_columns(192);
     kernel.config.q_tile = 128;
     kernel.config.has_mask_mod = row.masks;
+    kernel.heads_take_turns = !row.slides;
     kernel.ordered = row.ordered;
     kernel.roles = true;
-    EXPECT_EQ(alternating_heads(kernel, 1, row.length, row.length, h100), row.expected)
-        << row.length << " " << row.masks << " " << row.ordered;
+    EXPECT_EQ(alternating_heads(kernel, row.group, row.length, row.length, h100), row.expected)
+        << row.group << " " << row.length << " " << row.masks << " " << row.ordered;
   }
 }
 

@@ -106,7 +106,7 @@ def flash_attention(
         normalize_output=False) or "nan".
     return_lse: also return float32 [batch, q_heads, q_len], the logarithm of each row's sum of exponentials.
     deterministic_gradients: False lets the query's gradient have other bits in each run where that is faster: on Hopper
-        GPUs, for long sequences and a depth of at most 128. (Flax's `deterministic` is another thing.)
+        GPUs, for long sequences and a depth of at most 192. (Flax's `deterministic` is another thing.)
 
     The other arguments have Flax's names, so that you can pass `attention_fn=flash_attention` in linen and nnx.
 

@@ -448,8 +448,8 @@ Result<Sm90Backward> choose_sm90_backward(const Problem& problem) {
                                          .roles = true});
     config.queries.repeats = true;
   } else if (roles_fit) {
-    config.not_fused = fmt::format("for rows of {} and {} columns it has no score_mod and no dropout",
-                                   problem.head_dim, problem.value_dim);
+    config.not_fused = fmt::format("for rows of {} and {} columns it has no score_mod and no dropout", problem.head_dim,
+                                   problem.value_dim);
   } else if (std::max(common.head_dim_padded, common.value_dim_padded) > kMostColumns) {
     config.not_fused =
         fmt::format("rows of {} and {} columns are more than the {} of which its registers hold two sums",

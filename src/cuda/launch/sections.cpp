@@ -75,19 +75,20 @@ Rings choose_rings(int64_t heads, int64_t query_tiles, int64_t key_tiles, const 
 namespace {
 
 // As measured (docs/lessons/cuda_backward.md).
-int alternating_heads_by_roles(const Sm90BackwardKernel& kernel, int q_len, int kv_len, const Device& device) {
+int alternating_heads_by_roles(const Sm90BackwardKernel& kernel, int group, int q_len, int kv_len,
+                               const Device& device) {
   constexpr int kHeads = 4;
-  if (!kernel.ordered) {
+  if (!kernel.ordered || !kernel.heads_take_turns) {
     return kHeads;
   }
   constexpr int kLong = 4096;
-  if (kernel.config.has_mask_mod) {  // key tiles end at different times: more heads, so that they wait less
-    return q_len < kLong ? 4 * kHeads : 2 * kHeads;
-  }
-  // As many as the clusters of two blocks compute at once.
+  // Without a mask, as many as the clusters of two blocks compute at once. Under a mask, key tiles end at different
+  // times, and more heads wait less.
   const int clusters = device.multiprocessors / 2;
   const auto key_tiles = static_cast<int>(divide_up(int64_t{kv_len}, kernel.config.q_tile));
-  return std::clamp(clusters / std::max(key_tiles, 1), 2, 4 * kHeads);
+  const int heads = kernel.config.has_mask_mod ? (q_len < kLong ? 4 * kHeads : 2 * kHeads)
+                                               : std::clamp(clusters / std::max(key_tiles, 1), 2, 4 * kHeads);
+  return std::max(heads / std::max(group / 2, 1), 1);
 }
 
 }  // namespace
@@ -99,7 +100,7 @@ int alternating_heads(const Sm80FusedKernel& kernel, int q_len) {
 
 int alternating_heads(const Sm90BackwardKernel& kernel, int group, int q_len, int kv_len, const Device& device) {
   if (kernel.roles) {
-    return alternating_heads_by_roles(kernel, q_len, kv_len, device);
+    return alternating_heads_by_roles(kernel, group, q_len, kv_len, device);
   }
   if (kernel.ordered) {
     const bool take_turns = group > 1 && kernel.heads_take_turns;
