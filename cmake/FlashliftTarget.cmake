@@ -10,7 +10,11 @@ function(flashlift_library name)
 endfunction()
 
 function(flashlift_warnings target)
-  target_compile_options(${target} PRIVATE -Wall -Wextra -Wshadow -Wnon-virtual-dtor -Wswitch -Werror)
+  target_compile_options(${target} PRIVATE -Wall -Wextra -Wshadow -Wnon-virtual-dtor -Wswitch)
+  # A project that fetches this one may have other compilers and more warnings.
+  if(flashlift_IS_TOP_LEVEL)
+    target_compile_options(${target} PRIVATE -Werror)
+  endif()
   if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
     # The first two have false positives in g++ 12: for std::string's operator+ (GCC bug 105651) and std::optional (80635).
     # The third warns of designated initializers that leave out members, which then have their defaults.
