@@ -6,7 +6,7 @@
 #include "llvm/ADT/DenseMap.h"
 #include "mlir/Analysis/TopologicalSortUtils.h"
 #include "mlir/IR/Builders.h"
-#include "stablehlo/lift/lift.h"
+#include "stablehlo/lift/candidates.h"
 #include "stablehlo/reader/ops.h"
 #include "stablehlo/rewrite/build.h"
 

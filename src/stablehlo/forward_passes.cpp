@@ -8,7 +8,7 @@
 #include "llvm/ADT/SetVector.h"
 #include "mlir/IR/Builders.h"
 #include "mlir/IR/IRMapping.h"
-#include "stablehlo/lift/lift.h"
+#include "stablehlo/lift/candidates.h"
 #include "stablehlo/reader/normalize.h"
 #include "stablehlo/reader/ops.h"
 #include "stablehlo/sharding.h"

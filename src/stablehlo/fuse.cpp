@@ -13,6 +13,7 @@
 #include "stablehlo/bytecode/write.h"
 #include "stablehlo/equal_products.h"
 #include "stablehlo/forward_passes.h"
+#include "stablehlo/lift/candidates.h"
 #include "stablehlo/lift/lift.h"
 #include "stablehlo/partition.h"
 #include "stablehlo/reader/normalize.h"

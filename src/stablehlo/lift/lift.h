@@ -17,12 +17,4 @@ Outcome<LiftedAttention> lift_attention(mlir::Operation* second_product, bool gr
 // gradient is known now.
 Outcome<LiftedAttention> lift_with_gradient(const LiftedAttention& forward, Work& work);
 
-// Whether a product is used by an exponential that subtracts one number per row and has no row sum. Such scores are
-// normalised by a log-sum-exp, or by a maximum and a sum, that were computed before.
-bool is_normalised_by_row(mlir::Operation* product);
-
-// Whether a value is used by a summed exponential, or computed from one, without a product in between. Such values are
-// scores, probabilities and row statistics.
-bool is_near_softmax(mlir::Value value);
-
 }  // namespace flashlift::stablehlo

@@ -1,6 +1,6 @@
 #include <algorithm>
 
-#include "stablehlo/lift/lift.h"
+#include "stablehlo/lift/candidates.h"
 #include "stablehlo/lift/products.h"
 #include "stablehlo/reader/ops.h"
 #include "stablehlo/rearrange/builder.h"

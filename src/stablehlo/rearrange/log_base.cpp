@@ -2,7 +2,7 @@
 
 #include <cmath>
 
-#include "stablehlo/lift/lift.h"
+#include "stablehlo/lift/candidates.h"
 #include "stablehlo/reader/ops.h"
 #include "stablehlo/rearrange/builder.h"
 #include "stablehlo/rearrange/rearrange.h"
