@@ -8,30 +8,47 @@
 
 namespace flashlift::cuda {
 
-// Text of the header program.cuh for a problem whose programs are verified and simplified:
-//   score_mod(raw, row, column, b, h, q, kv_first, key, params): the score of key kv_first + key from its unscaled
-//   product, divided by FL_SCORE_FACTOR; and mask_mod(row, column, b, h, q, kv_first, key, params), where the problem
-//   has one. For each of them (mask_..., FL_MASK_... likewise):
-//     row and column: what score_row(b, h, q, params) and score_column(b, kv, params) give, searches;
-//     FL_SCORE_COLUMNS: is there anything in a column; agree(x, y): is it the same from key to key;
-//     FL_SCORE_STRAIGHT_LOADS: does it load at positions that grow with the keys. Then score_mod_inside(raw, row,
-//     column, b, h, q_first, row_offset, kv_first, key, params) is score_mod where score_loads_inside(b, h, q,
-//     kv_first, last_key, params) for the row; and for the row q_first, if that is another one;
-//     FL_SCORE_ZEROS: does score_mod read nothing that changes with the key but masks, which it adds. Then
-//     score_mod_of_zeros(...) is score_mod where they are 0, and reads none;
-//     ScoreMod: all of this by names that are the same for both programs: Row, Column, value(), loads_inside() and so
-//     on,
-//   MaskTile: for tiles in which a thread shares its rows and columns with others: what mask_mod reads for a query or a
-//   key alone (OfQuery, OfKey; from_lane() gives another lane's), and value() of these; kRange: is all that it asks of
-//   a query that it be one of queries_of(kv),
-//   mask_interval(b, h_first, h_last, q_first, q_last, kv_first, kv_last, params): what mask_mod can give in a tile, as
-//   kMayBeFalse | kMayBeTrue; and kLoadsHold where plain_mask_mod is mask_mod,
-//   FL_HAS_PLAIN_MASK: is mask_mod a conjunction of conditions that read captured tensors and others that do not. Then
-//   plain_mask_mod, with all that mask_mod has (PlainMaskTile, FL_PLAIN_MASK_..., plain_mask_interval likewise), is the
-//   others alone,
-//   FL_SCORE_LOADS: does score_mod load anything at a position that moves with the keys,
-//   score_tile(the same), where FL_SCORE_MASKS: does score_mod surely give -inf in all of a tile, or are all masks that
-//   it adds surely 0 there.
+// Text of the header program.cuh for a problem whose programs are verified and simplified. Macros that say whether
+// something holds are 0 or 1. The functions' parameters:
+//   raw                <q, k>, before the scale
+//   kv_first, key      the key's number is their sum; `key` is a constant where loops are unrolled
+//   row, column        what the program searches for the query alone, and for the key alone
+//   params             the kernel's ForwardParams
+//
+// For score_mod (raw * params.scale if the problem has none):
+//   FL_SCORE_FACTOR    the positive factor that is left to the softmax
+//   score_mod(raw, row, column, b, h, q, kv_first, key, params)
+//                      the score divided by FL_SCORE_FACTOR
+//   score_row(b, h, q, params), score_column(b, kv, params)
+//                      row and column, of types ScoreRow and ScoreColumn
+//   FL_SCORE_COLUMNS   whether columns have contents; agree(x, y) is true if those of two keys, and thus of all keys
+//                      between them, are equal
+//   FL_SCORE_STRAIGHT_LOADS
+//                      whether indices of loads advance by a constant per key. If so, there is also
+//   score_mod_inside(raw, row, column, b, h, q_first, row_offset, kv_first, key, params)
+//                      for query q_first + row_offset, and keys for which score_loads_inside() is true
+//   score_loads_inside(b, h, q, kv_first, last_key, params)
+//                      whether no such index is clamped for the keys kv_first to kv_first + last_key
+//   FL_SCORE_ZEROS     whether all loads that depend on the key are of masks that are added to the score. If so,
+//                      score_mod_of_zeros() has score_mod's parameters, and reads no mask: for tiles where all are 0
+//   FL_SCORE_LOADS     whether an index of a load depends on the key
+//   FL_SCORE_MASKS     whether the score_mod may give -inf in a whole tile. If so, there is
+//   score_tile(b, h_first, h_last, q_first, q_last, kv_first, kv_last, params)
+//                      what it gives in a tile (ScoreTile); all bounds are inclusive
+//   ScoreMod           Row, Column, column(), loads_inside() and both forms of value(): the above by names that are the
+//                      same for all programs
+//
+// For a mask_mod the same with mask_, FL_MASK_ and Mask, without raw and score_tile(): mask_mod() is true for a kept
+// key. There is also
+//   MaskTile           for tiles in which threads share rows and columns. OfQuery and OfKey hold the elements that
+//                      mask_mod reads for a query or for a key alone, from_lane() copies those of another lane, and
+//                      value() is mask_mod for them. kRange: whether a key is kept exactly for queries_of(kv)
+//   mask_interval(b, h_first, h_last, q_first, q_last, kv_first, kv_last, params)
+//                      what mask_mod may give in a tile: kMayBeFalse | kMayBeTrue, and kLoadsHold if mask_mod equals
+//                      plain_mask_mod there
+//   FL_HAS_PLAIN_MASK  whether mask_mod is a conjunction of conditions that read captured tensors and of others. If so,
+//                      plain_mask_mod, with everything that mask_mod has (plain_mask_, FL_PLAIN_MASK_, PlainMask), is
+//                      the conjunction of the others
 std::string emit_programs(const Problem& problem);
 
 // May tiles of scores be skipped? FL_FINDS_VISITS in kernels.
