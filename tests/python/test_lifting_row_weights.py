@@ -7,7 +7,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from test_lifting_rules import B, D, H, S, T, assert_fused, assert_left_alone, fused, products, qkv, weigh
+from test_lifting_rules import (
+    LOWEST,
+    SOME,
+    B,
+    D,
+    H,
+    S,
+    T,
+    assert_fused,
+    assert_left_alone,
+    fused,
+    products,
+    qkv,
+    weigh,
+)
 
 RNG = np.random.default_rng(13)
 PADDED = jnp.asarray(RNG.random((B, S)) > 0.4)
@@ -268,6 +282,42 @@ def test_log_sum_exps_of_base_two(name, gradients):
 )
 def test_other_sums_with_the_logarithm_stay(log_sum_exp):
     assert_left_alone(with_log_sum_exp_of_base_two(log_sum_exp), *qkv())
+
+
+LOG2_E = np.float32(np.log2(np.e))
+EXPONENTS_OF_BASE_TWO = {  # less a logarithm of the row sum; the last two as one number of the row
+    "logarithm apart": lambda s, m, log2_z: (s - m) * LOG2_E - log2_z,
+    "log-sum-exp": lambda s, m, log2_z: s * LOG2_E - (m * LOG2_E + log2_z),
+    "log-sum-exp of base e": lambda s, m, log2_z: s * LOG2_E - jax.nn.logsumexp(s, -1, keepdims=True) * LOG2_E,
+}
+
+
+def less_log_sum_exp_of_base_two(exponent, mask=lambda s: s):
+    def attention(q, k, v):
+        s = mask(products(q, k) / 4)
+        m = s.max(-1, keepdims=True)
+        return weigh(jnp.exp2(exponent(s, m, jnp.log2(row_sum(jnp.exp(s - m))))), v)
+
+    return attention
+
+
+@pytest.mark.parametrize("name", EXPONENTS_OF_BASE_TWO)
+@pytest.mark.parametrize("gradients", [False, True])
+def test_powers_of_two_less_a_logarithm_of_the_row_sum(name, gradients):
+    assert_fused(less_log_sum_exp_of_base_two(EXPONENTS_OF_BASE_TWO[name]), *qkv(), gradients=gradients)
+
+
+@pytest.mark.parametrize("name", EXPONENTS_OF_BASE_TWO)
+@pytest.mark.parametrize("low", [-1e9, LOWEST])
+def test_powers_of_two_in_rows_that_a_large_number_masks_whole(name, low):
+    """Added to the masked maximum, the logarithm is rounded away; times log2 e, the lowest number is -inf."""
+    function = less_log_sum_exp_of_base_two(EXPONENTS_OF_BASE_TWO[name], lambda s: jnp.where(SOME, s, low))
+    (assert_fused if name == "logarithm apart" else assert_left_alone)(function, *qkv())
+
+
+@pytest.mark.parametrize("factor", [0.5, 1.0001])
+def test_powers_of_two_less_a_multiple_of_the_logarithm_stay(factor):
+    assert_left_alone(less_log_sum_exp_of_base_two(lambda s, m, log2_z: (s - m) * LOG2_E - factor * log2_z), *qkv())
 
 
 @pytest.mark.parametrize("gradients", [False, True])

@@ -118,7 +118,7 @@ class SumReader {
           break;
         case Op::k_mul:
         case Op::k_div:
-          if (read_scaled(sym, negative)) {
+          if (read_scaled(formula, negative)) {
             return;
           }
           break;
@@ -170,20 +170,12 @@ class SumReader {
   // Distributes the factor of (x - m) * c, as in e^((x - m) ln 2), over the terms, so that m can cancel. Does so only
   // if the sum contains such an m: (1 - mask) * -10000 must stay whole, otherwise 10000 would be added to the scores of
   // kept keys and round them. There may be several factors: exp2((x - m) * log2 e) is e^((x - m) * log2 e * ln 2).
-  bool read_scaled(const Sym& sym, bool negative) {
-    float factor = 1;
-    SymId sum = kNoSym;
-    const auto is_scaling = [](const Sym& each) {
-      return each.kind == SymKind::kOp && (each.op == Op::k_mul || each.op == Op::k_div);
-    };
-    for (Sym scaled = sym; is_scaling(scaled); scaled = arena_[sum]) {
-      const size_t at = scaled.op == Op::k_mul && arena_.is_constant(scaled.args[0]) ? 0 : 1;
-      if (!arena_.is_constant(scaled.args[at])) {
-        return false;
-      }
-      const float number = arena_.f32_value(scaled.args[at]);
-      factor = scaled.op == Op::k_mul ? factor * number : factor / number;
-      sum = scaled.args[1 - at];
+  bool read_scaled(SymId formula, bool negative) {
+    const auto [sum, factor] = without_factors(formula);
+    // log2(z) ln 2 is log z, apart from the rounding of both constants.
+    constexpr float kRoundings = 4.0f / (1 << 24);
+    if (arena_.is_op(sum, Op::k_log) && std::abs(factor - 1) <= kRoundings) {
+      return read_logarithm(arena_[sum].args[0], negative);
     }
     const bool subtracts = arena_.is_op(sum, Op::k_sub);
     if ((!arena_.is_op(sum, Op::k_add) && !subtracts) || !std::isfinite(factor) || !holds_row_statistic(sum)) {
@@ -197,12 +189,31 @@ class SumReader {
     return true;
   }
 
-  // Whether the formula is the same for all keys, and the sum of a reduction's logarithm and something else.
+  // A formula without the constants that multiply and divide it, and their product.
+  std::pair<SymId, float> without_factors(SymId formula) const {
+    float factor = 1;
+    while (arena_.is_op(formula, Op::k_mul) || arena_.is_op(formula, Op::k_div)) {
+      const Sym& scaled = arena_[formula];
+      const size_t at = scaled.op == Op::k_mul && arena_.is_constant(scaled.args[0]) ? 0 : 1;
+      if (!arena_.is_constant(scaled.args[at])) {
+        break;
+      }
+      const float number = arena_.f32_value(scaled.args[at]);
+      factor = scaled.op == Op::k_mul ? factor * number : factor / number;
+      formula = scaled.args[1 - at];
+    }
+    return {formula, factor};
+  }
+
+  // Whether the formula is the same for all keys, and the sum of a reduction's logarithm and something else. Both may
+  // have constant factors, which are the same formula's in another base.
   bool adds_to_logarithm(SymId formula) const {
-    return (arena_.is_op(formula, Op::k_add) || arena_.is_op(formula, Op::k_sub)) &&
-           !arena_.depends_on(formula, kKeyAtom) && any_term(arena_, formula, {Op::k_add, Op::k_sub}, [&](SymId term) {
+    const SymId sum = without_factors(formula).first;
+    return (arena_.is_op(sum, Op::k_add) || arena_.is_op(sum, Op::k_sub)) && !arena_.depends_on(sum, kKeyAtom) &&
+           any_term(arena_, sum, {Op::k_add, Op::k_sub}, [&](SymId term) {
+             const SymId log = without_factors(term).first;
              bool guarded = false;
-             return arena_.is_op(term, Op::k_log) && is_row_sum(without_guard(arena_, arena_[term].args[0], guarded));
+             return arena_.is_op(log, Op::k_log) && is_row_sum(without_guard(arena_, arena_[log].args[0], guarded));
            });
   }
 
