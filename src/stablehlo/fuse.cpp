@@ -202,7 +202,11 @@ class Fuser {
     if (lift_unweighted(product, rearranged, found)) {
       return found;
     }
-    if (const auto with_output = gradients_ ? add_missing_output(product) : std::nullopt) {
+    for (const auto& add_missing : {add_missing_division, add_missing_output}) {
+      const auto with_output = gradients_ ? add_missing(product) : std::nullopt;
+      if (!with_output) {
+        continue;
+      }
       Outcome<LiftedAttention> again = lift_again(with_output->product);
       if (again.ok() && again->gradient) {
         rearranged.push_back(*with_output);

@@ -406,7 +406,20 @@ def pulled_back(attention, wanted, change=lambda d: d):
     return function
 
 
+def behind_the_values(divide, layout="bhqd"):
+    def attention(q, k, v, changed):
+        e, z, _ = softmax(products(q, k) * SCALE)
+        z = z if layout == "bhqd" else z.swapaxes(1, 2)
+        out = divide(jnp.einsum("bhqk,bhkd->" + layout, changed(e), v), z)
+        return out if layout == "bhqd" else out.swapaxes(1, 2)
+
+    return attention
+
+
 ALONE = {
+    "division behind the values": behind_the_values(lambda out, z: out / z),
+    "division in another layout": behind_the_values(lambda out, z: out / jnp.maximum(z, 1e-6), "bqhd"),
+    "reciprocal behind the values": behind_the_values(lambda out, z: out * (1 / z)),
     "plain": lambda q, k, v, changed: weigh(changed(jax.nn.softmax(products(q, k) * SCALE)), v),
     "causal": lambda q, k, v, changed: weigh(
         changed(jax.nn.softmax(jnp.where(causal(), products(q, k) * SCALE, -jnp.inf))), v
@@ -448,8 +461,16 @@ def test_gradients_alone_of_16_bits():
     ],
 )
 @pytest.mark.parametrize("wanted", [(0,), (0, 1)])
-def test_gradients_alone_that_are_changed_stay_right(change, wanted):
-    fused(pulled_back(ALONE["causal"], wanted, change), *arguments())
+@pytest.mark.parametrize("attention", ["causal", "division behind the values"])
+def test_gradients_alone_that_are_changed_stay_right(attention, change, wanted):
+    fused(pulled_back(ALONE[attention], wanted, change), *arguments())
+
+
+@pytest.mark.parametrize(
+    "divide", [lambda out, z: out / (2 * z), lambda out, z: out / z / z, lambda out, z: out / (z + 1)]
+)
+def test_gradients_alone_with_other_divisions_behind_the_values_stay_right(divide):
+    fused(pulled_back(behind_the_values(divide), (0, 1, 2)), *arguments())
 
 
 def test_the_gradient_by_the_values_alone_stays():

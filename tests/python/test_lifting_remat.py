@@ -34,6 +34,13 @@ def with_bits_of_jax(q, k, v, key):
     return weigh(jnp.where(keep, p / 0.75, 0), v)
 
 
+def with_division_behind_the_values(q, k, v, key):
+    """The backward pass recomputes the product with the values, but does not divide it."""
+    s = products(q, k) / 4
+    e = jnp.exp(s - jax.lax.stop_gradient(s.max(-1, keepdims=True)))
+    return weigh(e, v) / e.sum(-1, keepdims=True)
+
+
 def fused_step(forward, policy):
     """The report on the attentions that are fused in a training step."""
 
@@ -48,6 +55,16 @@ def fused_step(forward, policy):
 @pytest.mark.parametrize("forward", [attention, with_biases, with_dropout])
 def test_checkpoint_policies(forward, policy):
     fused_step(forward, policy)
+
+
+def test_a_recomputed_product_that_is_not_divided():
+    def step(q, k, v):
+        loss = jax.checkpoint(lambda *x: jnp.sum(weights * with_division_behind_the_values(*x, KEY)))
+        return jax.value_and_grad(loss, (0, 1, 2))(q, k, v)
+
+    weights = jnp.cos(qkv()[0])
+    candidates, report = fused(step, *qkv())
+    assert [candidate.fused for candidate in candidates] == [True, True], report
 
 
 def module_of(forward, policy):

@@ -1,10 +1,11 @@
-// Adds an attention's output to a module that computes only its gradient.
+// Adds an attention's output, or its division by the row sum, to a module that computes only its gradient.
 
 #include "mlir/IR/Builders.h"
 #include "stablehlo/lift/products.h"
 #include "stablehlo/lift/walk.h"
 #include "stablehlo/reader/attributes.h"
 #include "stablehlo/reader/ops.h"
+#include "stablehlo/rearrange/builder.h"
 #include "stablehlo/rearrange/rearrange.h"
 #include "stablehlo/rewrite/build.h"
 
@@ -119,7 +120,86 @@ std::optional<llvm::ArrayRef<int64_t>> permutation_to(mlir::Operation* product, 
   return shape(product->getResult(0)) == wanted ? std::optional(llvm::ArrayRef<int64_t>()) : std::nullopt;
 }
 
+mlir::Value without_conversions(mlir::Value value) {
+  mlir::Operation* const conversion = defining(value, OpKind::kConvert);
+  return conversion != nullptr ? without_conversions(conversion->getOperand(0)) : value;
+}
+
+// The product's result, and what only another layout or type makes of it.
+std::vector<mlir::Value> copies_of_result(mlir::Operation* product) {
+  std::vector<mlir::Value> copies{product->getResult(0)};
+  for (size_t i = 0; i < copies.size(); ++i) {
+    for (mlir::Operation* user : copies[i].getUsers()) {
+      if (kind(user) == OpKind::kTranspose || kind(user) == OpKind::kConvert) {
+        copies.push_back(user->getResult(0));
+      }
+    }
+  }
+  return copies;
+}
+
+// An operation that divides something with the product's dimensions by the row sum, as the gradient of the output is
+// divided, or multiplies it by a number that is computed from the row sum.
+struct Division {
+  mlir::Operation* op = nullptr;
+  mlir::Value result;  // of the product, in the operation's layout and type
+};
+
+std::optional<Division> division_by(mlir::Value row_sum, mlir::Operation* product) {
+  const std::vector<mlir::Value> results = copies_of_result(product);
+  std::optional<Division> found;
+  any_operation({row_sum.getDefiningOp()}, kFarthest, [&](mlir::Operation* op, OperationStack& stack) {
+    for (mlir::OpOperand& use : op->getUses()) {
+      mlir::Operation* const user = use.getOwner();
+      const bool divides = kind(user) == OpKind::kDivide && use.getOperandNumber() == 1;
+      const auto result = llvm::find_if(results, [&](mlir::Value copy) { return copy.getType() == use.get().getType(); });
+      if (result == results.end()) {
+        if (!is_product(user)) {
+          stack.push_back(user);
+        }
+      } else if ((divides || (kind(user) == OpKind::kMultiply && !found)) && kind(op) == OpKind::kBroadcastInDim) {
+        found = Division{.op = user, .result = *result};
+        if (divides) {
+          return true;
+        }
+      }
+    }
+    return false;
+  });
+  return found;
+}
+
 }  // namespace
+
+std::optional<Rearrangement> add_missing_division(mlir::Operation* product) {
+  if (!is_product(product)) {
+    return std::nullopt;
+  }
+  for (unsigned side = 0; side < 2; ++side) {
+    const OperandDims dims = operand_dims(product, side);
+    const auto sum = row_sum(without_conversions(product->getOperand(side)));
+    if (!sum || dims.contract.size() != 1 || dims.contract[0] != sum->dim) {
+      continue;
+    }
+    const auto division = division_by(sum->sum, product);
+    if (!division || division->op->getBlock() != product->getBlock()) {
+      continue;
+    }
+    mlir::Operation* const made = division->result.getDefiningOp();
+    Rearrangement found;
+    Builder builder(made->isBeforeInBlock(division->op) ? division->op : made->getNextNode(), found.added);
+    llvm::SmallVector<mlir::Value> operands(division->op->getOperands());
+    const unsigned of_row = kind(division->op) == OpKind::kDivide ||
+                                    defining(operands[1], OpKind::kBroadcastInDim) != nullptr
+                                ? 1
+                                : 0;
+    operands[1 - of_row] = division->result;
+    builder.like(division->op, operands, division->result.getType());
+    found.product = product;
+    return found;
+  }
+  return std::nullopt;
+}
 
 std::optional<Rearrangement> add_missing_output(mlir::Operation* product) {
   if (!is_product(product)) {
