@@ -229,6 +229,43 @@ bool is_of_differences(mlir::Operation* sum) {
          });
 }
 
+// Pushes what an operation copies, scales or adds. Returns false, so that a walk goes on.
+bool push_terms(mlir::Operation* op, OperationStack& stack) {
+  switch (kind(op)) {
+    case OpKind::kAdd:
+    case OpKind::kSubtract:
+    case OpKind::kNegate:
+    case OpKind::kMultiply:
+    case OpKind::kDivide:
+    case OpKind::kSelect:
+    case OpKind::kConvert:
+    case OpKind::kReshape:
+    case OpKind::kTranspose:
+    case OpKind::kBroadcastInDim:
+      push_definitions(op, stack);
+      break;
+    default:
+      break;
+  }
+  return false;
+}
+
+// Whether a value has one number, or a few, in each row: ids that are compared with positions, or scattered numbers.
+bool is_of_targets(mlir::Value value) {
+  constexpr size_t kFarthest = 30;
+  const auto is_iota = [](mlir::Value operand) {
+    return any_operation({operand.getDefiningOp()}, kFarthest, [](mlir::Operation* op, OperationStack& stack) {
+      return kind(op) == OpKind::kIota || push_terms(op, stack);
+    });
+  };
+  return any_operation({value.getDefiningOp()}, kFarthest, [&](mlir::Operation* op, OperationStack& stack) {
+    if (kind(op) == OpKind::kCompare) {
+      return is_iota(op->getOperand(0)) != is_iota(op->getOperand(1));
+    }
+    return kind(op) == OpKind::kScatter || push_terms(op, stack);
+  });
+}
+
 bool is_fused_attention(mlir::Operation* op) {
   const auto call = custom_call(op);
   return call && call->target.starts_with("flashlift.");
@@ -362,6 +399,24 @@ Chain chain_behind(mlir::Value value, Work& work) {
   std::stable_sort(chain.products.begin(), chain.products.end(),
                    [&](mlir::Operation* x, mlir::Operation* y) { return sums.at(x) > sums.at(y); });
   return chain;
+}
+
+bool is_gradient_of_loss(mlir::Value value) {
+  constexpr size_t kFarthest = 30;
+  const auto holds_exponential = [](mlir::Value operand) {
+    return any_operation({operand.getDefiningOp()}, kFarthest, [](mlir::Operation* op, OperationStack& stack) {
+      return is_exponential(op) || push_terms(op, stack);
+    });
+  };
+  return any_operation({value.getDefiningOp()}, kFarthest, [&](mlir::Operation* op, OperationStack& stack) {
+    const bool adds = kind(op) == OpKind::kAdd || kind(op) == OpKind::kSubtract;
+    for (const unsigned of : {0U, 1U}) {
+      if (adds && is_of_targets(op->getOperand(of)) && holds_exponential(op->getOperand(1 - of))) {
+        return true;
+      }
+    }
+    return push_terms(op, stack);
+  });
 }
 
 bool is_normalised_by_row(mlir::Operation* product) {

@@ -23,6 +23,10 @@ bool is_dot(mlir::Operation* op);
 // module.
 bool may_follow_softmax(mlir::Value value, Work& work);
 
+// Whether the value is the gradient of a cross-entropy loss, probabilities minus targets. Its softmax is the model's
+// output, as over a vocabulary, and no attention, although products with embeddings stand before and behind it.
+bool is_gradient_of_loss(mlir::Value value);
+
 // The operations that a value is computed from, up to the products before it.
 struct Chain {
   std::vector<mlir::Operation*> products;

@@ -280,7 +280,8 @@ Outcome<LiftedAttention> lift_attention(mlir::Operation* second_product, bool gr
   std::optional<Refusal> of_gradient;  // a better reason than the pair's refusal
   std::optional<Refusal> too_many;     // used only if the other side gives no better reason
   for (unsigned side = 0; side < 2; ++side) {
-    if (!may_follow_softmax(second_product->getOperand(side), work)) {
+    if (!may_follow_softmax(second_product->getOperand(side), work) ||
+        is_gradient_of_loss(second_product->getOperand(side))) {
       continue;
     }
     const Chain chain = chain_behind(second_product->getOperand(side), work);
