@@ -17,6 +17,7 @@ constexpr int64_t kMostRows = 12;         // compared in each of the first kDraw
 constexpr int64_t kRowsBeyond = 2;        // compared in each further draw, if rows are short
 constexpr int64_t kMostKeys = 8192;       // of the compared rows of a draw together
 constexpr double kTolerance = 1e-6;       // relative to the largest term
+constexpr double kLargestScore = 0x1p24;  // beyond, f32 rounds scores to even numbers
 constexpr double kLargestExponent = 104;  // in f32, e to this is infinite, and e to its negative is 0
 
 // Draws for the comparison. If a formula clips gradients or scores, only large numbers reveal it. The further draws
@@ -382,7 +383,36 @@ Proof GradientCheck::is_within(SymId formula, const std::vector<SymId>& known) c
   return rounds_ || rounds_within(arena_, formula, known) ? Proof() : refuse<Reason::kRoundsMore>();
 }
 
+// Comparisons with +inf of numbers that are finite for any finite scores and tensors do not hold. JAX's derivative of
+// softplus has them.
+SymId GradientCheck::without_infinities(SymId formula) {
+  std::map<int64_t, score::Interval> floats;
+  for (const SymId load : loads_of(arena_, formula)) {
+    if (arena_[load].type == Type::kF32) {
+      floats.emplace(arena_[load].payload, score::Interval::real(-kLargestScore, kLargestScore));
+    }
+  }
+  const auto leaf = [&](int64_t number) {
+    const auto found = floats.find(number);
+    return found == floats.end() ? std::nullopt : std::optional(found->second);
+  };
+  const KnownBounds given{.sizes = sizes_, .largest_score = kLargestScore, .leaf = leaf};
+  Bounds bounds(arena_, given);
+  std::map<SymId, SymId> known;
+  for (const SymId condition : conditions_of(arena_, {formula})) {
+    const std::vector<SymId>& args = arena_[condition].args;
+    for (const size_t side : {0U, 1U}) {
+      if (arena_.is_op(condition, Op::k_eq) && arena_.is_f32(args[side], std::numeric_limits<float>::infinity()) &&
+          bounds.finite(args[1 - side])) {
+        known.emplace(condition, arena_.boolean(false));
+      }
+    }
+  }
+  return known.empty() ? formula : arena_.replace_known(formula, known);
+}
+
 Proof GradientCheck::compare_rows(SymId formula, const CompareRow& compare, SymId shifted) {
+  formula = without_infinities(formula);
   std::vector<SymId> known = {parts_.probability, parts_.undropped, softmax_.score};
   for (const SymId given : {parts_.d_probability, parts_.d_lse}) {
     if (given != kNoSym) {
