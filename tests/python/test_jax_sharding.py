@@ -1,5 +1,6 @@
 """Plain jax.jit of sharded arrays on eight devices: each device runs the kernel on its own part."""
 
+import pytest
 from eight_devices import HEAD, run
 
 PROGRAM = """
@@ -269,6 +270,39 @@ with jax.set_mesh(explicit):
 print("agree")
 """
 
+PARTS_OF_AXES = """
+# Columns of the projections are split over more devices than there are key-value heads, or batches: XLA then splits
+# heads and depth, or batches and length, each by a part of the same axis.
+def layer(attend, x, of_q, of_k, of_v):
+    x = x.reshape(2, 24, 32)
+    q, k, v = ((x @ one).reshape(2, 24, -1, 8) for one in (of_q, of_k, of_v))
+    return attend(q, k, v).reshape(2 * 24, 64)
+
+given = normal(2 * 24, 32), normal(32, 64) / 6, normal(32, 16) / 6, normal(32, 16) / 6
+plain = jax.nn.dot_product_attention
+both = lambda f: lambda *g: (f(*g), jax.grad(lambda *g: (f(*g) ** 2).sum(), (0, 1, 2, 3))(*g))
+expected = jax.jit(both(lambda *given: layer(plain, *given)))(*given)
+fused = flashlift.jax.fuse(lambda *given: layer(plain, *given), strict=True)
+for f in (lambda *given: layer(flashlift.jax.flash_attention, *given), fused):
+    for specs in [P()] + [P(None, "model")] * 3, [P("model")] + [P()] * 3:
+        placed = [place(one, spec) for one, spec in zip(given, specs, strict=True)]
+        run = jax.jit(both(f)).lower(*placed).compile()
+        assert_close(run(*placed), expected)
+        assert specs[0] or "hq2 " in run.as_text(), "query heads are not split"
+print("agree")
+"""
+
+UNIT_AXES = """
+# Axes of one device need not be manual.
+mesh = jax.make_mesh((8, 1), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
+given = [normal(8, 24, 4, 8) for _ in range(3)]
+plain = lambda q, k, v: jax.nn.dot_product_attention(q, k, v, is_causal=True)
+for attend in (lambda q, k, v: flashlift.jax.flash_attention(q, k, v, causal=True), flashlift.jax.fuse(plain)):
+    parts = jax.jit(jax.shard_map(attend, mesh=mesh, in_specs=P("data"), out_specs=P("data"), axis_names={"data"}))
+    assert_close(parts(*given), plain(*given))
+print("agree")
+"""
+
 PARTLY_MANUAL = """
 # A shard_map over one axis of an explicit mesh: results and gradients have the types of their operands.
 explicit = jax.make_mesh((2, 4), ("data", "model"), axis_types=(AxisType.Explicit,) * 2)
@@ -358,6 +392,15 @@ def test_fewer_key_value_heads_than_devices():
 
 def test_shard_map_over_some_axes_of_an_explicit_mesh():
     run(HEAD + PARTLY_MANUAL, "shardy")
+
+
+@pytest.mark.parametrize("partitioner", ["shardy", "gspmd"])
+def test_parts_of_axes(partitioner):
+    run(HEAD + PARTS_OF_AXES, partitioner)
+
+
+def test_shard_map_that_leaves_out_axes_of_one_device():
+    run(HEAD + UNIT_AXES, "shardy")
 
 
 def test_exported():

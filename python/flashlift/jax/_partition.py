@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.experimental.custom_partitioning import custom_partitioning
 from jax.extend.core import Primitive
 from jax.sharding import NamedSharding, PartitionSpec
@@ -86,6 +87,9 @@ def is_split(context: Any) -> bool:
     if getattr(context.module_context.lowering_parameters, "for_export", False):
         return False  # XLA splits it by functions of this process
     devices = context.module_context.axis_context
+    manual: frozenset[str] = getattr(devices, "manual_axes", frozenset())
+    if manual and all(size == 1 for name, size in devices.mesh.shape.items() if name not in manual):
+        return False  # each device already has its own part
     # If the devices are still unknown, nothing can compute the parts.
     return getattr(devices, "num_devices", None) != 1 and getattr(devices, "device_assignment", devices) is not None
 
@@ -110,11 +114,8 @@ def _plan(kind: Kind, mesh: Any, operands: Sequence[Any]) -> dict[str, Axes]:
     def axes_of(letter: str) -> Axes:
         """The axes that split a letter, taken from the first operand that is split by it."""
         for array, names in zip(operands, letters.operands, strict=True):
-            if letter in names and isinstance(array.sharding, NamedSharding):
-                spec = tuple(array.sharding.spec)
-                entry = (spec + (None,) * (len(names) - len(spec)))[names.index(letter)]
-                if entry:
-                    return tuple(entry) if isinstance(entry, tuple) else (entry,)
+            if letter in names and (axes := _axes_of(mesh, array, names.index(letter))):
+                return axes
         return ()
 
     sizes = letters.sizes(operands)
@@ -137,6 +138,33 @@ def _plan(kind: Kind, mesh: Any, operands: Sequence[Any]) -> dict[str, Axes]:
             return plan | {"h": heads, "k": shared}
         heads = heads[:-1]
     return plan
+
+
+def _axes_of(mesh: Any, array: jax.ShapeDtypeStruct, dimension: int) -> Axes:
+    """The axes of the mesh that split a dimension, as far as each of them splits it as a whole.
+
+    XLA may split 2 heads by half of an axis of 4 devices, and the depth by the other half. JAX's own names for axes
+    (decode_shardings) do not cover this: it raises an error, or with GSPMD ends the process.
+    """
+    if array.sharding is None or mesh.empty:
+        return ()
+    # Of an array of this shape, every number of devices splits every dimension evenly.
+    parts = array.sharding.devices_indices_map((mesh.size,) * array.ndim)
+    start = np.vectorize(lambda device: parts[device][dimension].start or 0)(mesh.devices)
+    axes: Axes = ()
+    size, free = mesh.size, [name for name in mesh.axis_names if mesh.shape[name] > 1]
+    while found := [name for name in free if _splits(start, size // mesh.shape[name], mesh, name)]:
+        axes += (found[0],)
+        free.remove(found[0])
+        size //= mesh.shape[found[0]]
+        start = start % size
+    return axes
+
+
+def _splits(start: np.ndarray, size: int, mesh: Any, axis: str) -> bool:
+    """Whether the devices' parts of this size are numbered as the devices are along the axis."""
+    along = mesh.axis_names.index(axis)
+    return bool((start // size == np.indices(start.shape)[along]).all())
 
 
 def _shares(mesh: Any, heads: Axes, shared: Axes, kv_heads: int) -> tuple[int, int] | None:
@@ -254,4 +282,4 @@ def _rule(kind: Kind, mesh: Any, operands: Sequence[Any], _results: Any) -> tupl
 
 
 _run = custom_partitioning(_run_whole, static_argnums=(0,))
-_run.def_partition(_partition, infer_sharding_from_operands=_infer, sharding_rule=_rule)
+_run.def_partition(_partition, infer_sharding_from_operands=_infer, sharding_rule=_rule, decode_shardings=False)
