@@ -12,9 +12,11 @@ import pytest
 from flashlift._library import core
 from flashlift._problem import Problem
 from flashlift.jax import flash_attention
+from flashlift.jax._arguments.seeds import SeedOfPart
 from flashlift.jax._call import Call, captured_names
 from flashlift.jax._plain import plain as written_out
 from flashlift.jax._primitive import _warn_of_plain_maths
+from reference import dropout_keeps
 from test_jax_flash_attention import plain
 from test_jax_gradients import assert_gradients, normal
 
@@ -233,15 +235,29 @@ def test_one_warning_says_what_is_slow():
     assert len(warnings) == 1
 
 
-def test_dropout_is_refused():
+@pytest.mark.parametrize("normalized", [True, False])
+def test_dropout(normalized):
     q, k, v = operands()[:3]
-    with pytest.raises(flashlift.UnsupportedError, match="expected reverse mode, once"):
-        jax.jvp(lambda q: flash_attention(q, k, v, dropout_prob=0.1, dropout_seed=1), (q,), (q,))
+    tangents = operands()[:3]
+    keep = jnp.asarray(dropout_keeps(0.3, 5, 1, 4, 9, 7))
+
+    def expected(q, k, v):
+        scores = jnp.einsum("bqhd,bkhd->bhqk", q, jnp.repeat(k, 2, 2)) * 8**-0.5
+        p = jax.nn.softmax(scores)
+        p = p if normalized else p / p.max(axis=-1, keepdims=True)
+        return jnp.einsum("bhqk,bkhd->bqhd", p * keep / 0.7, jnp.repeat(v, 2, 2))
+
+    function = lambda q, k, v: flash_attention(q, k, v, dropout_prob=0.3, dropout_seed=5, normalize_output=normalized)
+    of_sum = lambda f: jax.grad(lambda *given: (f(*given) ** 2).sum(), argnums=(0, 1, 2))
+    assert_close(jax.jvp(function, (q, k, v), tangents), jax.jvp(expected, (q, k, v), tangents))
+    assert_close(of_sum(function)(q, k, v), of_sum(expected)(q, k, v))
+    assert_close(*(jax.jvp(of_sum(f), (q, k, v), tangents)[1] for f in (function, expected)))
 
 
 WORDS = [
     "causal window=3,1", "causal=bottom_right dilated=2 prefix=1", "documents=2 alibi", "softcap=3 logits=bf16",
     "empty_rows=uniform window=0 key_lengths", "segment_ids bias=f16 mask=i32", "cu_seqlens causal",
+    "dropout=0.3 causal sinks=1", "dropout=0.999 empty_rows=uniform window=0,0 mask=i32",
     "score_mod(t: f32[5,7]) { %0 = load t[h, kv]; %1 = sub q, kv; %2 = abs %1; %3 = to_f32 %2; %4 = expm1 %0; "
     "%5 = select true, %4, %3; %6 = pow 2.0, %5; %7 = sub score, %6; return %7 } "
     "mask_mod(t: f32[5,7]) { %0 = xor q, kv; %1 = shr %0, 1; %2 = mod %1, 2; %3 = lt %2, 1; return %3 }",
@@ -266,8 +282,15 @@ def test_the_plain_maths_are_the_kernels(words):
     problem = Problem.parse(f"attn lse {words}", dtype="f32", **sizes)
     names = captured_names(problem)
     captures = [jnp.asarray(given[name]) for name in names]
-    fused = flashlift.jax.attention(q, k, v, f"lse {words}", captures=captures)
-    for one, other in itertools.zip_longest(fused, written_out(Call(problem, "bshd", names), q, k, v, *captures)):
+    # A part of a larger call: with the numbers of its first batch and head.
+    seed = [jnp.uint32([5, 1 << 31, 2, 3])] if "dropout" in words else []
+    sinks = [normal(4, 1)] if "sinks" in words else []
+    rest = {"sinks": sinks[0]} if sinks else {}
+    rest |= {"dropout_seed": SeedOfPart(seed[0])} if seed else {}
+    fused = flashlift.jax.attention(q, k, v, f"lse {words}", captures=captures, **rest)
+    for one, other in itertools.zip_longest(
+        fused, written_out(Call(problem, "bshd", names), q, k, v, *captures, *sinks, *seed)
+    ):
         np.testing.assert_allclose(one, other, atol=2e-5 if "bf16" not in words else 2e-2)
 
 

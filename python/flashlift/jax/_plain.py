@@ -6,19 +6,14 @@ from collections.abc import Mapping, Sequence
 import jax
 import jax.numpy as jnp
 
-from flashlift._errors import UnsupportedError
 from flashlift._problem import Problem
 from flashlift.jax._call import Call, expanded
+from flashlift.jax._dropout import keeps
 from flashlift.jax._program import evaluate, parse
 
 
 def plain(call: Call, *operands: jax.Array) -> list[jax.Array]:
     """Computes the results of the call in plain JAX."""
-    if "dropout" in call.problem.words:
-        raise UnsupportedError(
-            "forward-mode and second derivatives of attention with dropout were asked for; expected reverse mode, once:"
-            " leave dropout out"
-        )
     problem = expanded(call.problem)
     q, k, v = (_as_bhsd(call.layout, one) for one in operands[:3])
     k, v = (jnp.repeat(one, q.shape[1] // one.shape[1], axis=1) for one in (k, v))
@@ -41,17 +36,30 @@ def plain(call: Call, *operands: jax.Array) -> list[jax.Array]:
         shaped = sinks[None, :, None] if sinks.ndim == 2 else sinks[None, None, None]
         total += jnp.sum(jnp.exp(shaped - largest), axis=-1, keepdims=True)
     total = jnp.where(is_empty, 1, total)
-    out = _product("bhqk,bhkd->bhqd", weights, _seen(kept, 2, v)) + _infinities(kept, v)
-    out = jnp.where(kept.any(axis=3)[..., None], out, 0)
+    rows = problem.words.get("empty_rows", "zero")
+    if rows == "uniform":
+        kept |= is_empty
+        weights = jnp.where(is_empty, 1, weights)
+        total = jnp.where(is_empty, max(k.shape[2], 1), total)
+    # lse and the row's sum are those without dropout.
+    rate, used = problem.words.get("dropout", 0.0), _without_dropped(call, kept, operands)
+    weights = jnp.where(used, weights / (1 - rate), 0)
+    out = _product("bhqk,bhkd->bhqd", weights, _seen(used, 2, v)) + _infinities(used, v)
+    out = jnp.where(used.any(axis=3)[..., None], out, 0)
     if "unnormalized" not in problem.words:
         out = out / total
-    rows = problem.words.get("empty_rows", "zero")
-    if rows != "zero":
-        of_empty = jnp.sum if "unnormalized" in problem.words else jnp.mean
-        out = jnp.where(is_empty, of_empty(v, axis=2, keepdims=True) if rows == "uniform" else jnp.nan, out)
+    if rows == "nan":
+        out = jnp.where(is_empty, jnp.nan, out)
     out = jnp.transpose(out, ["bhsd".index(letter) for letter in call.layout]).astype(call.out_dtype(operands[0]))
     lse = jnp.where(is_empty, -jnp.inf, jnp.log(total) + largest)[..., 0]
     return [out, lse] if call.with_lse else [out]
+
+
+def _without_dropped(call: Call, kept: jax.Array, operands: Sequence[jax.Array]) -> jax.Array:
+    """The pairs that are kept, without those that dropout drops."""
+    if call.seed is None:
+        return kept
+    return kept & keeps(call.problem.words["dropout"], operands[call.seed], kept.shape)
 
 
 _product = functools.partial(jnp.einsum, precision=jax.lax.Precision.HIGHEST)
@@ -117,6 +125,7 @@ def tangent_of_values(call: Call, own: Sequence[jax.Array], d_v: jax.Array) -> t
     kept, _ = _scores(problem, q, k, dict(zip(call.capture_names, own[3:], strict=False)))
     if problem.words.get("empty_rows") == "uniform" and call.sinks is None:
         kept |= ~kept.any(axis=3, keepdims=True)
+    kept = _without_dropped(call, kept, own)
     apart = _infinities(jax.lax.stop_gradient(kept), jax.lax.stop_gradient(d_rows))
     return _finite(d_v), jnp.transpose(apart, ["bhsd".index(letter) for letter in call.layout])
 
