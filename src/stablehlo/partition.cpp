@@ -180,7 +180,12 @@ Result<Split> Partitioner::plan(const LiftedAttention& found) {
       if (is_query && is_major) {
         of_queries = sharding->dims[i];
       }
-      const bool is_gathered = letter == 's' && !is_query && sharding->dims[i] == of_queries;
+      // Where queries are split by heads, the only key-value head is often split by its depth, as its weights are.
+      const bool is_gathered = view != &found.q && ((letter == 's' && sharding->dims[i] == of_queries) ||
+                                                    (letter == 'd' && llvm::all_of(axes, [&](const std::string& axis) {
+                                                       return llvm::is_contained(split.of('b').axes, axis) ||
+                                                              llvm::is_contained(split.of('h').axes, axis);
+                                                     })));
       if (axes.empty() || parts(sharding->mesh, axes) == 1 || is_gathered) {
         continue;
       }

@@ -126,6 +126,17 @@ def test_queries(k):
     assert "attn b4 hq2 hkv2 sq4 skv8" in result.module
 
 
+def test_keys_split_by_depth_where_queries_are_split_by_heads():
+    """As the projection of a key-value head that all query heads share. The partitioner gathers such keys."""
+    by_depth = argument('[{"data"}, {}, {}, {"model"}]')
+    result = fuse(attention(partitions=4, q=argument(SPLIT), k=by_depth))
+    assert result.fused_count == 1
+    assert "attn b2 hq2 hkv2" in result.module
+    # Not if nothing else is split over these devices: they share the work of each head.
+    result = fuse(attention(partitions=4, q=argument('[{"data"}, {}, {}, {}]'), k=by_depth))
+    assert 'its keys are split along their depth over the axes "model"' in result.candidates[0].reason
+
+
 def test_one_tensor_at_two_places_of_a_batch():
     """Of bias[b, b], a device has its own rows and all columns, which it indexes by the batch of the whole."""
     gather = f"""%i = stablehlo.iota dim = 0 : tensor<4x2xi32>
