@@ -356,7 +356,11 @@ def _check_arrays(arguments: dict[Any, Any]) -> None:
 
 
 def _shape_of(value: Any) -> jax.ShapeDtypeStruct:
-    aval = value if isinstance(value, jax.ShapeDtypeStruct) else jax.typeof(value)
+    return _shape_of_type(value if isinstance(value, jax.ShapeDtypeStruct) else jax.typeof(value))
+
+
+@functools.lru_cache(maxsize=4096)  # every call of a fused function asks for each of its leaves
+def _shape_of_type(aval: Any) -> jax.ShapeDtypeStruct:
     sharding: Any = getattr(aval, "sharding", None)
     is_typed = isinstance(sharding, NamedSharding) and AxisType.Explicit in sharding.mesh.axis_types
     return jax.ShapeDtypeStruct(

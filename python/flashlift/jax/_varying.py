@@ -13,6 +13,8 @@ def vary_together(operands: Sequence[jax.Array]) -> tuple[jax.Array, ...]:
     JAX then sums the gradient with respect to an operand over the axes that the operand did not vary over.
     """
     axes = _varying_axes(operands)
+    if not axes:
+        return tuple(operands)
     missing = [tuple(axis for axis in axes if axis not in _varying_axes([one])) for one in operands]
     return tuple(
         jax.lax.pcast(one, names, to="varying") if names else one for one, names in zip(operands, missing, strict=True)
