@@ -180,6 +180,18 @@ def test_gradients_that_jax_defines_for_its_own_functions(function):
     check(lambda table: lambda s, b, h, q, kv: s + function(table[h, kv]) * q, None, jnp.zeros((H, T)))
 
 
+@pytest.mark.parametrize("exponent", [-(2**31), -300, -120, 0, 3, 130, 2**31 - 1])
+def test_powers_of_two(exponent):
+    """With an exponent that the program reads, beyond the exponents of floats, too."""
+    numbers = jnp.float32([1.5, -0.75, 2.0**-100, 0.0, jnp.inf, jnp.nan])
+    q = jnp.zeros((1, 1, len(numbers), 8))
+    exponents = jnp.full(len(numbers), exponent, jnp.int32)
+    mod = lambda s, b, h, i, j: jnp.ldexp(numbers[i], exponents[i])
+    scores = flashlift.jax.attention(q, q[:, :, :1], q[:, :, :1], "lse", layout="bhsd", score_mod=mod)[1][0, 0]
+    with np.errstate(over="ignore"):
+        np.testing.assert_allclose(scores, np.ldexp(numbers, exponent), rtol=1e-6, atol=1e-6)
+
+
 @pytest.mark.parametrize(
     "mod",
     [

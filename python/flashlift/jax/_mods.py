@@ -277,7 +277,11 @@ class _Tracing:
             inner = next(params[key] for key in ("jaxpr", "call_jaxpr", "fun_jaxpr") if key in params)
             results = self.run(getattr(inner, "jaxpr", inner), getattr(inner, "consts", ()), operands)
             return self._with_own_gradient(equation, operands, results) if name in _CUSTOM else results
-        if name == "call_hi_primitive":  # searchsorted, since JAX 0.12
+        if name == "call_hi_primitive":  # searchsorted and ldexp, since JAX 0.12
+            if type(params["_prim"]).__name__ == "Ldexp":  # expands to unsigned integers
+                of_exponent, of_result = equation.invars[1].aval.dtype, equation.outvars[0].aval.dtype
+                scaled = self._scaled(self._text(operands[0]), self._text(operands[1]), of_exponent)
+                return [self._settled(scaled, name, of_result)]
             inner = jax.make_jaxpr(params["_prim"].expand)(*(one.aval for one in equation.invars))
             return self.run(inner.jaxpr, inner.consts, operands)
         if name == "cond":
@@ -479,6 +483,19 @@ class _Tracing:
         beyond = self._emit("ge", index.text, str(aval.shape[axis])).text
         outside = self._emit("or", self._emit("lt", index.text, "0").text, beyond).text
         return self._emit("select", outside, _constant(_filling(aval.dtype, params["fill_value"])), found.text)
+
+    def _scaled(self, number: str, exponent: str, dtype: Any) -> _Value:
+        """number * 2^exponent, by powers of 2 that are normal floats."""
+        range_ = jnp.iinfo(dtype)
+        low, high = (_constant(np.asarray(one, dtype)) for one in (max(-400, range_.min), min(400, range_.max)))
+        near = self._emitted("min", self._emitted("max", exponent, low), high)
+        left = self._text(self._converted(_Value(near), np.dtype(dtype), np.dtype(np.int32)))
+        for _ in range(3):
+            step = self._emitted("min", self._emitted("max", left, "-126"), "127")
+            left = self._emitted("sub", left, step)
+            bits = self._emitted("mul", self._emitted("add", step, "127"), str(1 << 23))
+            number = self._emitted("mul", number, self._emitted("bitcast_f32", bits))
+        return _Value(number)
 
     def _power(self, base: str, exponent: int, dtype: Any) -> _Value:
         if exponent == 0:
