@@ -3,10 +3,11 @@ with sdpa.
 """
 
 import copy
+import sys
 
 import pytest
 import torch
-from flashlift.torch import huggingface
+from flashlift.torch import flex_attention, huggingface
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 
@@ -149,7 +150,7 @@ def test_a_model_that_computes_with_masks_itself(config, model):
 
 
 def test_a_mask_is_no_tensor():
-    mask = huggingface.attention_mask(1, 5, 5)
+    mask = huggingface.attention_mask(batch_size=1, q_length=5, kv_length=5)
     for use in (
         lambda: mask[:, :, :, :3],
         lambda: 1 - mask,
@@ -162,6 +163,26 @@ def test_a_mask_is_no_tensor():
     assert not hasattr(mask, "size")
     assert copy.deepcopy(mask).shape == mask.shape
     assert "mask_mod" in str(mask)
+
+
+def test_masks_of_older_versions_of_transformers():
+    """They pass the positions of the queries in place of a length and an offset."""
+    padding = torch.tensor([[1, 1, 1, 1, 1, 1], [0, 0, 1, 1, 1, 1]])
+    given = {"batch_size": 2, "kv_length": 8, "attention_mask": padding}
+    by_length = huggingface.attention_mask(**given, q_length=3, q_offset=3)
+    by_position = huggingface.attention_mask(**given, cache_position=torch.arange(3, 6))
+    assert by_position.shape == by_length.shape == (2, 1, 3, 8)
+    q, k = torch.randn(2, 2, 3, 8), torch.randn(2, 2, 8, 8)
+    kept = torch.ones(3, 8, dtype=torch.bool).tril(3) & torch.nn.functional.pad(padding, (0, 2)).bool()[:, None, None]
+    expected = torch.nn.functional.scaled_dot_product_attention(q, k, k, kept)
+    for mask in (by_position, by_length):
+        torch.testing.assert_close(flex_attention(q, k, k, mask_mod=mask.mask_mod), expected, atol=1e-5, rtol=1e-4)
+
+
+def test_a_version_of_transformers_without_masks_that_are_functions(monkeypatch):
+    monkeypatch.setitem(sys.modules, "transformers.masking_utils", None)
+    with pytest.raises(ImportError, match=r"transformers \d+.* its masks itself; expected version 4.53 or later"):
+        huggingface.register()
 
 
 @pytest.mark.parametrize("name", ["sinks", "indices", "block_indices"])

@@ -12,6 +12,7 @@ own flex_attention.
 Masks stay functions from transformers' own mask to the kernel: nothing of size N×N is created.
 """
 
+import importlib.metadata
 from collections.abc import Callable
 from typing import Any
 
@@ -30,12 +31,22 @@ def register(name: str = "lifted") -> None:
     The default name is not "flashlift", because transformers treats every name with "flash" in it as one of its own
     FlashAttention implementations.
     """
-    from transformers import AttentionInterface
-    from transformers.masking_utils import AttentionMaskInterface
+    try:
+        from transformers import AttentionInterface
+        from transformers.masking_utils import AttentionMaskInterface
+    except ImportError as error:
+        if isinstance(error, ModuleNotFoundError) and error.name == "transformers":
+            raise
+        raise ImportError(
+            f"transformers {importlib.metadata.version('transformers')} creates its masks itself; expected version "
+            f"{_OLDEST} or later, whose masks are functions"
+        ) from error
 
     AttentionInterface.register(name, attention_forward)
     AttentionMaskInterface.register(name, attention_mask)
 
+
+_OLDEST = "4.53"
 
 _IS_NO_TENSOR = (
     "this model computes with its masks itself, but here a mask is a function for transformers' AttentionInterface; "
@@ -88,22 +99,28 @@ class Mask(BlockMask):
 
 
 def attention_mask(
+    *,
     batch_size: int,
-    q_length: int,
     kv_length: int,
+    q_length: int | None = None,
     q_offset: int | torch.Tensor = 0,
     kv_offset: int | torch.Tensor = 0,
     mask_function: Callable | None = None,
     attention_mask: torch.Tensor | None = None,
+    cache_position: torch.Tensor | None = None,
     **kwargs: Any,
 ) -> Mask:
     """Creates the mask that transformers requests.
 
     attention_mask: the padding mask [batch, tokens seen], True or 1 for a token. q_offset and kv_offset: the positions
-    of the first query and the first key, as in decoding with a cache.
+    of the first query and the first key, as in decoding with a cache. cache_position: the positions of all queries, one
+    after another, which older versions of transformers pass in place of q_length and q_offset.
     """
-    from transformers.masking_utils import causal_mask_function, prepare_padding_mask
+    from transformers.masking_utils import causal_mask_function
 
+    if cache_position is not None:
+        q_length, q_offset = cache_position.shape[0], cache_position[0]
+    assert q_length is not None, "transformers passes one of both"
     # Not `or`, because torch 2.9 cannot convert a function to a boolean.
     positions: Callable = causal_mask_function if mask_function is None else mask_function
     # A static cache counts its tokens in place, before the layer that reads this mask runs.
@@ -115,10 +132,8 @@ def attention_mask(
             return positions(b, h, q + q_offset, kv + kv_offset)
 
         return Mask(mask_mod, shape)
-    offset: Any = kv_offset  # transformers accepts a tensor, too
-    padding = prepare_padding_mask(attention_mask, kv_length, offset)
-    assert padding is not None, "there is a mask"
-    keep = padding.bool()
+    missing: Any = kv_length + kv_offset - attention_mask.shape[-1]  # a static cache is longer than what it holds
+    keep = (torch.nn.functional.pad(attention_mask, (0, missing)) if missing > 0 else attention_mask).bool()
 
     def padded_mask_mod(b: torch.Tensor, h: torch.Tensor, q: torch.Tensor, kv: torch.Tensor) -> torch.Tensor:
         return positions(b, h, q + q_offset, kv + kv_offset) & keep[b, kv + kv_offset]
