@@ -160,13 +160,15 @@ def attention_forward(
     s_aux: torch.Tensor | None = None,
     is_causal: bool | None = None,
     position_bias: torch.Tensor | None = None,
+    cu_seq_lens_q: torch.Tensor | None = None,
+    cu_seq_lens_k: torch.Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
     """One attention layer: input [batch, heads, length, depth], output [batch, length, heads, depth].
 
     softcap, s_aux (sinks) and position_bias come from models that have them. attention_mask: the result of
     attention_mask(), or of callers that create their own masks: a mask_mod, a BlockMask, or a tensor of bools or of
-    numbers to add.
+    numbers to add. cu_seq_lens_q and cu_seq_lens_k: packed sequences, as callers describe them to FlashAttention.
     """
     if kwargs.get("output_attentions"):
         warn_once(
@@ -219,6 +221,7 @@ def attention_forward(
                 score = score + bias[b, h, q, kv]
             return score
 
+    cu_seqlens = None if cu_seq_lens_q is None or cu_seq_lens_k is None else (cu_seq_lens_q, cu_seq_lens_k)
     out: Any = flex_attention(
         query,
         key,
@@ -229,6 +232,7 @@ def attention_forward(
         enable_gqa=query.shape[1] != key.shape[1],
         mask_mod=mask_mod,
         sinks=s_aux,
+        cu_seqlens=cu_seqlens,
         dropout_p=dropout,
     )
     return out.transpose(1, 2).contiguous(), None
