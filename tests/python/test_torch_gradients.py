@@ -259,6 +259,18 @@ def test_jit_trace_of_a_table():
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
+def test_jit_trace_of_a_size_that_the_program_reads():
+    table = torch.rand(25)
+
+    def attend(q):
+        k = q[:, :2] + 1
+        return flex_attention(q, k, k, lambda s, b, h, i, j: s + table[i - j], enable_gqa=True)
+
+    q = small()[0]
+    torch.testing.assert_close(torch.jit.trace(attend, q * 2)(q), attend(q))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
 def test_jit_trace_of_numbers():
     def attend(q):
         k = q[:, :2] + 1

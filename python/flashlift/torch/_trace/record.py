@@ -144,6 +144,8 @@ class Trace:
                 value = torch.full((), value, dtype=one.dtype, device=device)
             elif not isinstance(value, torch.Tensor):
                 value = _number_tensor(value, one.dtype, device)
+            elif type(one) is SizeOf:  # a size is a tensor to torch.jit.trace
+                value = value.to(one.dtype).to(device)
             elif type(one) is Slot and one.dtype is not None:
                 value = value.to(one.dtype)
             elif value.device != device and (value.dim() == 0 or type(one) is not Slot):
