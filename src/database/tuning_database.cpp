@@ -56,6 +56,9 @@ constexpr const char* kTable =
 constexpr const char* kSelect =
     "SELECT version, device, backward, problem, batch, q_len, kv_len, implementation, q_tile, kv_tile, splits, "
     "threads, ms, heuristics_ms, tuned_at FROM tuned ORDER BY tuned_at DESC LIMIT ?";
+// No entry's version: rows that are written and removed again in one transaction.
+constexpr const char* kTrialVersion = "trial";
+constexpr const char* kDeleteTrial = "DELETE FROM tuned WHERE version = ?";
 constexpr const char* kInsert = "INSERT OR REPLACE INTO tuned VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)";
 
 TunedEntry entry_of(const Row& row) {
@@ -152,6 +155,7 @@ Status write(Connection& connection, const std::filesystem::path& file, const st
   for (const TunedEntry& entry : entries) {
     FLASHLIFT_RETURN_IF_ERROR(connection.run(kInsert, values_of(entry)));
   }
+  FLASHLIFT_RETURN_IF_ERROR(connection.run(kDeleteTrial, {std::string(kTrialVersion)}));
   return connection.run("COMMIT");
 }
 
@@ -311,6 +315,14 @@ Status store_tuned(const std::vector<TunedEntry>& entries) {
     status = connection.ok() ? write(*connection, file, entries) : Status(connection.error());
   }
   return status;
+}
+
+Status prepare_to_store(const TunedEntry& entry) {
+  constexpr size_t kLongestName = 64;
+  TunedEntry trial = entry;
+  trial.version = kTrialVersion;
+  trial.tuning.implementation = std::string(kLongestName, ' ');
+  return store_tuned({trial});
 }
 
 Result<Cleared> clear_tuned() {

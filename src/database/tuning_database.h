@@ -52,6 +52,9 @@ Result<std::vector<TunedEntry>> all_tuned();
 // Replaces entries for the same problem and device. A damaged file is replaced. Errors: no SQLite, a folder that cannot
 // be used, a file of a later version.
 Status store_tuned(const std::vector<TunedEntry>& entries);
+// The errors that store_tuned() has for an entry, before what it holds is measured: stores nothing, but makes the file
+// as large as it has to be.
+Status prepare_to_store(const TunedEntry& entry);
 struct Cleared {
   int64_t entries = 0;
   std::string unreadable;  // why a file that cannot be read, with whatever it had, was removed; empty: it was read

@@ -245,8 +245,9 @@ Result<Tuned> tune(const Problem& problem, const TuneOptions& options) {
       return tuned;
     }
   }
+  database::TunedEntry entry = database::make_entry(tuned.device, options.backward, problem);
   if (policy == TuningPolicy::kWrite) {
-    FLASHLIFT_RETURN_IF_ERROR(database::store_tuned({}));  // reports an unusable database before measuring, not after
+    FLASHLIFT_RETURN_IF_ERROR(database::prepare_to_store(entry));
   }
   const tuning::Layout layout = options.heads_inside ? tuning::Layout::kBshd : tuning::Layout::kBhsd;
   FLASHLIFT_ASSIGN_OR_RETURN(tuning::Inputs inputs, tuning::Inputs::draw(problem, 1, layout));
@@ -268,7 +269,6 @@ Result<Tuned> tune(const Problem& problem, const TuneOptions& options) {
   std::ranges::stable_sort(tuned.candidates, {},
                            [](const TuneCandidate& one) { return std::tuple(!one.failure.empty(), one.ms); });
   if (policy == TuningPolicy::kWrite) {
-    database::TunedEntry entry = database::make_entry(tuned.device, options.backward, problem);
     entry.tuning = tuned.best;
     entry.ms = tuned.ms;
     entry.heuristics_ms = tuned.heuristics_ms;

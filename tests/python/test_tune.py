@@ -159,6 +159,28 @@ def test_an_empty_file_has_no_entries(cache, flashlift):
     assert package.tune(SQUARE, seconds=0).stored
 
 
+TUNE_ON_A_FULL_DISK = """
+import resource, sys
+import flashlift
+flashlift.tune("attn h2 s64 d8", seconds=0)
+measured = []
+flashlift._tune._Bar.show = lambda *progress: measured.append(progress)
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]), resource.RLIM_INFINITY))
+try:
+    flashlift.tune("attn h2 s128 d8", seconds=0, progress=True)
+except flashlift.NotFoundError as error:
+    assert "disk" in str(error) and "FLASHLIFT_CACHE_DIR" in str(error)
+    assert not measured
+"""
+
+
+@pytest.mark.parametrize("room", [4096, 8192, 12288, 16384])
+def test_a_full_disk_is_reported_before_measuring(cache, room):
+    """Also if there is room for what opens the database, but not for the entry."""
+    done = subprocess.run([sys.executable, "-c", TUNE_ON_A_FULL_DISK, str(room)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
 def test_other_versions_are_misses(cache, remember, flashlift):
     remember(SQUARE, kv_tile=64)
     with sqlite3.connect(cache / "tuning.sqlite3") as database:
