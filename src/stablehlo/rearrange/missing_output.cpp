@@ -152,7 +152,8 @@ std::optional<Division> division_by(mlir::Value row_sum, mlir::Operation* produc
     for (mlir::OpOperand& use : op->getUses()) {
       mlir::Operation* const user = use.getOwner();
       const bool divides = kind(user) == OpKind::kDivide && use.getOperandNumber() == 1;
-      const auto result = llvm::find_if(results, [&](mlir::Value copy) { return copy.getType() == use.get().getType(); });
+      const auto result =
+          llvm::find_if(results, [&](mlir::Value copy) { return copy.getType() == use.get().getType(); });
       if (result == results.end()) {
         if (!is_product(user)) {
           stack.push_back(user);
@@ -189,10 +190,8 @@ std::optional<Rearrangement> add_missing_division(mlir::Operation* product) {
     Rearrangement found;
     Builder builder(made->isBeforeInBlock(division->op) ? division->op : made->getNextNode(), found.added);
     llvm::SmallVector<mlir::Value> operands(division->op->getOperands());
-    const unsigned of_row = kind(division->op) == OpKind::kDivide ||
-                                    defining(operands[1], OpKind::kBroadcastInDim) != nullptr
-                                ? 1
-                                : 0;
+    const unsigned of_row =
+        kind(division->op) == OpKind::kDivide || defining(operands[1], OpKind::kBroadcastInDim) != nullptr ? 1 : 0;
     operands[1 - of_row] = division->result;
     builder.like(division->op, operands, division->result.getType());
     found.product = product;

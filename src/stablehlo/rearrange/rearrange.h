@@ -38,8 +38,8 @@ std::optional<Rearrangement> move_weights_to_output(mlir::Operation* product);
 // of queries or keys. The attention is proved with it, and its calls replace the gradient's products. The exponentials
 // that are the probabilities, and the product of the output's gradient with the values, are guesses.
 std::optional<Rearrangement> add_missing_output(mlir::Operation* product);
-// Adds the division by the row sum, which nothing reads, to the product of the exponentials with the values, if only its
-// gradient is computed from the product. The divisor is that of another tensor of the output's size: a guess, too.
+// Adds the division by the row sum, which nothing reads, to the product of the exponentials with the values, if only
+// its gradient is computed from the product. The divisor is that of another tensor of the output's size: a guess, too.
 std::optional<Rearrangement> add_missing_division(mlir::Operation* product);
 // The matrix product for a multiplication and a sum in which an operand is broadcast. Nothing for other sums, and for
 // row sums of exponentials that are masked by a multiplication.
