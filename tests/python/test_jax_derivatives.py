@@ -254,6 +254,18 @@ def test_dropout(normalized):
     assert_close(*(jax.jvp(of_sum(f), (q, k, v), tangents)[1] for f in (function, expected)))
 
 
+@pytest.mark.parametrize("arguments", [{}, {"normalize_output": False}, {"dropout_prob": 0.3, "dropout_seed": 1}])
+def test_transposes(arguments):
+    """Attention is linear in its values alone."""
+    q, k, v, bias, sinks = operands()
+    attend = lambda v: flash_attention(q, k, v, bias, softmax_aux=sinks, **arguments)
+    out, backward = jax.vjp(attend, v)
+    for function in attend, jax.jit(attend):
+        assert_close(jax.linear_transpose(function, v)(out), backward(out))
+    with pytest.raises(flashlift.UnsupportedError, match="expected jax.vjp"):
+        jax.linear_transpose(lambda q: flash_attention(q, k, v), q)(out)
+
+
 WORDS = [
     "causal window=3,1", "causal=bottom_right dilated=2 prefix=1", "documents=2 alibi", "softcap=3 logits=bf16",
     "empty_rows=uniform window=0 key_lengths", "segment_ids bias=f16 mask=i32", "cu_seqlens causal",

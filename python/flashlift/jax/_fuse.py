@@ -244,8 +244,9 @@ def fuse(
 
     Arguments may be any pytrees of arrays; static ones are named as for jax.jit, such as the object of a method. Arrays
     that `function` reads from outside must have values: pass those of a jax.jit or jax.grad around the call as
-    arguments. Each new set of shapes is exported and fused once. If nothing can be fused, the function runs
-    unchanged, and `report` gives the reason; with strict=True this is an UnsupportedError.
+    arguments. Each new set of shapes is exported and fused once; keep the result, since another fuse(function)
+    starts anew. If nothing can be fused, the function runs unchanged, and `report` gives the reason; with strict=True
+    this is an UnsupportedError.
 
     jax.jit, jax.vmap, jax.grad and jax.jvp of the result work. The attention in a gradient is fused, too, forward and
     backward, whether `function` is differentiated here or inside (`fuse(jax.grad(loss))`), once or, as for unfused

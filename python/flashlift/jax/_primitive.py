@@ -39,9 +39,14 @@ backward_p = Primitive("flashlift_attention_backward")
 _VALUE = 2  # the place of the values among the operands
 
 
-def attend(call: Call, *operands: jax.Array) -> tuple[jax.Array, ...]:
-    results = attention_p.bind(*operands, call=call)
-    return tuple(checkpoint_name(one, name) for one, name in zip(results, ("flashlift_out", "flashlift_lse")))  # noqa: B905
+def attend(call: Call, *operands: jax.Array) -> list[jax.Array]:
+    return list(attention_p.bind(*operands, call=call))
+
+
+def _attend_for_gradient(call: Call, *operands: jax.Array) -> list[jax.Array]:
+    """The output and lse, which the backward pass reads, with names for policies of jax.checkpoint."""
+    results = attend(call.for_gradient(), *operands)
+    return [checkpoint_name(one, name) for one, name in zip(results, ("flashlift_out", "flashlift_lse"), strict=True)]
 
 
 # --- results ---
@@ -102,7 +107,7 @@ def _differentiate(primals: Sequence[Any], tangents: Sequence[Any], *, call: Cal
         return _by_plain_maths(functools.partial(plain, call), primals, tangents, results)
     wanted = tuple(i for i, one in enumerate(tangents) if not isinstance(one, ad.Zero))
     graded = call.for_gradient()
-    out, lse = attend(graded, *primals)
+    out, lse = _attend_for_gradient(call, *primals)
     given = [tangents[i] for i in wanted]
     d_out, d_lse = tangent_p.bind(*primals, out, lse, *given, call=graded, wanted=wanted)
     dtype = call.out_dtype(primals[0])
@@ -118,6 +123,22 @@ def _transpose(cotangents: Sequence[Any], *given: Any, call: Call, wanted: tuple
     gradients = backward_p.bind(*given[:count], *d_results, call=call, wanted=asked)
     by_operand = dict(zip(asked, gradients, strict=True))
     return [None] * count + [by_operand.get(i) for i in wanted]
+
+
+def _transpose_in_values(cotangents: Sequence[Any], *operands: Any, call: Call) -> list[Any]:
+    """For jax.linear_transpose: the output is linear in the values, and in nothing else."""
+    unknown = [i for i, one in enumerate(operands) if ad.is_undefined_primal(one)]
+    if unknown != [_VALUE]:
+        raise UnsupportedError(
+            "jax.linear_transpose was asked for with respect to more than the values of attention, the only operand in "
+            "which it is linear; expected jax.vjp"
+        )
+    zeros = ad.instantiate_zeros(ad.Zero(operands[_VALUE].aval))
+    own = [zeros if i == _VALUE else one for i, one in enumerate(operands)]
+    # It is the gradient at any values.
+    _, backward = jax.vjp(lambda v: attend(call, *own[:_VALUE], v, *own[_VALUE + 1 :])[0], zeros)
+    gradient = backward(ad.instantiate_zeros(cotangents[0]))[0]
+    return [gradient if i == _VALUE else None for i in range(len(operands))]
 
 
 def _by_plain_maths(
@@ -313,5 +334,6 @@ _define(
     _lower(lambda call, wanted: Backward(call, wanted)),
 )
 ad.primitive_transposes[tangent_p] = _transpose
+ad.primitive_transposes[attention_p] = _transpose_in_values
 
 needs_devices(attention_p, backward_p)
