@@ -102,6 +102,17 @@ def test_static_arguments():
     assert_same(fused(q, scale=1.0, causal=True), function(q, True, scale=1.0))
 
 
+def test_a_decorator_with_options():
+    @flashlift.jax.fuse(static_argnames="causal", strict=True)
+    def function(q, causal):
+        return attention(q, q, q, causal=causal)
+
+    q = normal(1, 16, 2, 8)
+    assert_same(function(q, causal=True), attention(q, q, q, causal=True))
+    with pytest.raises(flashlift.InvalidArgumentError, match="type NoneType; expected a function"):
+        flashlift.jax.fuse(None, strict=True)
+
+
 def test_static_arguments_that_are_equal():
     q = normal(1, 16, 2, 8)
 

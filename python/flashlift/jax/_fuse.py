@@ -14,7 +14,7 @@ import threading
 import types
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, overload
 
 import jax
 import jax.numpy as jnp
@@ -233,13 +233,25 @@ class FusedFunction:
         return jax.jit(differentiable), report
 
 
+@overload
 def fuse(
     function: Callable,
+    *,
+    static_argnums: int | Sequence[int] = ...,
+    static_argnames: str | Sequence[str] = ...,
+    strict: bool = ...,
+) -> FusedFunction: ...
+@overload
+def fuse(
+    *, static_argnums: int | Sequence[int] = ..., static_argnames: str | Sequence[str] = ..., strict: bool = ...
+) -> Callable[[Callable], FusedFunction]: ...
+def fuse(
+    function: Callable | types.EllipsisType = ...,
     *,
     static_argnums: int | Sequence[int] = (),
     static_argnames: str | Sequence[str] = (),
     strict: bool = False,
-) -> FusedFunction:
+) -> FusedFunction | Callable[[Callable], FusedFunction]:
     """Returns `function`, jitted, with the attention in it replaced by fused kernels.
 
     Arguments may be any pytrees of arrays; static ones are named as for jax.jit, such as the object of a method. Arrays
@@ -253,7 +265,12 @@ def fuse(
     functions, several times. A gradient computes the forward pass again. If you want the value, too,
     `fuse(jax.value_and_grad(loss))` computes it once, `jax.value_and_grad(fuse(loss))` twice. Forward-mode derivatives
     (jax.jvp, jax.jacfwd, jax.hessian) run as plain maths, with all scores in memory, and one warning.
+
+    Without a function, returns a decorator: `@fuse(static_argnames="causal")`.
     """
+    if function is ...:
+        options: dict[str, Any] = {"static_argnums": static_argnums, "static_argnames": static_argnames}
+        return functools.partial(fuse, **options, strict=strict)
     if not callable(function):
         raise InvalidArgumentError(
             f"fuse came with an object of type {type(function).__name__}; expected a function: fuse(model)(arguments)"
