@@ -292,14 +292,20 @@ for f in (lambda *given: layer(flashlift.jax.flash_attention, *given), fused):
 print("agree")
 """
 
-UNIT_AXES = """
-# Axes of one device need not be manual.
-mesh = jax.make_mesh((8, 1), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
-given = [normal(8, 24, 4, 8) for _ in range(3)]
+SOME_AXES = """
+# A shard_map over one axis: the other one has several devices, which split heads outside of it, or one.
 plain = lambda q, k, v: jax.nn.dot_product_attention(q, k, v, is_causal=True)
-for attend in (lambda q, k, v: flashlift.jax.flash_attention(q, k, v, causal=True), flashlift.jax.fuse(plain)):
-    parts = jax.jit(jax.shard_map(attend, mesh=mesh, in_specs=P("data"), out_specs=P("data"), axis_names={"data"}))
-    assert_close(parts(*given), plain(*given))
+given, split = [normal(8, 24, 4, 8) for _ in range(3)], P("data", None, "model")
+both = lambda f: jax.value_and_grad(lambda *given: (f(*given) ** 2).sum(), (0, 1, 2))
+expected = both(plain)(*given)
+for sizes in (2, 4), (8, 1):
+    mesh = jax.make_mesh(sizes, ("data", "model"), axis_types=(AxisType.Auto,) * 2)
+    placed = [jax.device_put(one, NamedSharding(mesh, split)) for one in given]
+    for attend in (lambda *given: flashlift.jax.flash_attention(*given, causal=True), flashlift.jax.fuse(plain)):
+        parts = jax.shard_map(attend, mesh=mesh, in_specs=P("data"), out_specs=P("data"), axis_names={"data"})
+        assert_close(jax.jit(both(parts))(*placed), expected)
+        with mesh:
+            assert_close(jax.jit(both(parts))(*placed), expected)
 print("agree")
 """
 
@@ -399,8 +405,9 @@ def test_parts_of_axes(partitioner):
     run(HEAD + PARTS_OF_AXES, partitioner)
 
 
-def test_shard_map_that_leaves_out_axes_of_one_device():
-    run(HEAD + UNIT_AXES, "shardy")
+@pytest.mark.parametrize("partitioner", ["shardy", "gspmd"])
+def test_shard_map_over_some_axes(partitioner):
+    run(HEAD + SOME_AXES, partitioner)
 
 
 def test_exported():

@@ -290,6 +290,11 @@ def _export_and_fuse(flat: Callable, shapes: list[jax.ShapeDtypeStruct], strict:
     try:
         if platform not in ("cpu", "cuda"):
             raise UnsupportedError(f"JAX runs on {platform}, and Flashlift's handler is for the CPU and for CUDA")
+        if _is_partly_manual() and not getattr(jax.config, "jax_use_shardy_partitioner", True):
+            raise UnsupportedError(
+                "it is called within a shard_map over some of the mesh's axes, where GSPMD cannot compile fused modules; "
+                "expected Shardy (jax_use_shardy_partitioner), or all axes of the mesh in axis_names"
+            )
         of_function = jitted.trace(*shapes)
         if len(of_function.jaxpr.in_avals) > len(shapes):
             raise UnsupportedError(
@@ -344,6 +349,13 @@ def _export_and_fuse(flat: Callable, shapes: list[jax.ShapeDtypeStruct], strict:
         return jax.tree.unflatten(out_tree, module(*leaves))
 
     return run, Report(fused.candidates, "", original, fused.module)
+
+
+def _is_partly_manual() -> bool:
+    """Whether this is within a shard_map that leaves out an axis of several devices."""
+    mesh = jax.sharding.get_abstract_mesh()
+    kinds = {kind for kind, size in zip(mesh.axis_types, mesh.axis_sizes, strict=True) if size > 1}
+    return AxisType.Manual in kinds and kinds != {AxisType.Manual}
 
 
 def _axis_types() -> set[AxisType]:

@@ -87,9 +87,10 @@ def is_split(context: Any) -> bool:
     if getattr(context.module_context.lowering_parameters, "for_export", False):
         return False  # XLA splits it by functions of this process
     devices = context.module_context.axis_context
-    manual: frozenset[str] = getattr(devices, "manual_axes", frozenset())
-    if manual and all(size == 1 for name, size in devices.mesh.shape.items() if name not in manual):
-        return False  # each device already has its own part
+    # Within shard_map, each device has its own part. If some axes are not manual, JAX cannot read the shardings over
+    # the others; XLA then gathers over these, as for any custom call.
+    if getattr(devices, "manual_axes", None):
+        return False
     # If the devices are still unknown, nothing can compute the parts.
     return getattr(devices, "num_devices", None) != 1 and getattr(devices, "device_assignment", devices) is not None
 
