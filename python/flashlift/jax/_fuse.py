@@ -292,8 +292,8 @@ def _export_and_fuse(flat: Callable, shapes: list[jax.ShapeDtypeStruct], strict:
             raise UnsupportedError(f"JAX runs on {platform}, and Flashlift's handler is for the CPU and for CUDA")
         if _is_partly_manual() and not getattr(jax.config, "jax_use_shardy_partitioner", True):
             raise UnsupportedError(
-                "it is called within a shard_map over some of the mesh's axes, where GSPMD cannot compile fused modules; "
-                "expected Shardy (jax_use_shardy_partitioner), or all axes of the mesh in axis_names"
+                "it is called within a shard_map over some of the mesh's axes, where GSPMD cannot compile fused "
+                "modules; expected Shardy (jax_use_shardy_partitioner), or all axes of the mesh in axis_names"
             )
         of_function = jitted.trace(*shapes)
         if len(of_function.jaxpr.in_avals) > len(shapes):

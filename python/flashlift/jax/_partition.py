@@ -16,6 +16,7 @@ from jax.experimental.custom_partitioning import custom_partitioning
 from jax.extend.core import Primitive
 from jax.sharding import NamedSharding, PartitionSpec
 
+from flashlift._errors import UnsupportedError
 from flashlift.jax._arguments.seeds import seed_of_part
 from flashlift.jax._call import INPUTS, Call
 from flashlift.jax._counting import counting
@@ -89,7 +90,14 @@ def is_split(context: Any) -> bool:
     devices = context.module_context.axis_context
     # Within shard_map, each device has its own part. If some axes are not manual, JAX cannot read the shardings over
     # the others; XLA then gathers over these, as for any custom call.
-    if getattr(devices, "manual_axes", None):
+    if manual := getattr(devices, "manual_axes", None):
+        is_partly = any(size > 1 for name, size in devices.mesh.shape.items() if name not in manual)
+        config: Any = jax.config
+        if is_partly and jax.__version_info__ < (0, 10) and not config.jax_use_shardy_partitioner:
+            raise UnsupportedError(
+                "attention is called within a shard_map over some of the mesh's axes, which GSPMD of JAX before 0.10 "
+                "cannot compile; expected Shardy (jax_use_shardy_partitioner), or all axes of the mesh in axis_names"
+            )
         return False
     # If the devices are still unknown, nothing can compute the parts.
     return getattr(devices, "num_devices", None) != 1 and getattr(devices, "device_assignment", devices) is not None
