@@ -264,6 +264,14 @@ def drops(score, b, h, q, kv):
     return score + torch.nn.functional.dropout(score)
 
 
+def calls_math(score, b, h, q, kv):
+    return score * math.exp(-h)
+
+
+def reads_a_number(score, b, h, q, kv, table=torch.ones(3)):
+    return score * table.max().item()
+
+
 def reads_traced(score, b, h, q, kv):
     return score + math.sin(q.numpy())
 
@@ -304,6 +312,8 @@ def has_none(score, b, h, q, kv):
     "mod, words",
     [
         (branches, "torch.where"),
+        (calls_math, "torch.exp in place of math.exp"),
+        (reads_a_number, "read the number outside of the mod"),
         (sorts, r"aten\.sort"),
         (draws, "random"),
         (drops, "dropout_p"),

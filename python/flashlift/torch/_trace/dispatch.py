@@ -123,7 +123,8 @@ class Dispatch(TorchDispatchMode):
             for one in depends:
                 check_dense(one)
             raise TraceError(
-                f"{func} reads a captured tensor's content while the mod is traced{where()}; use tensor operations only"
+                f"{func} reads a captured tensor's content while the mod is traced{where()}; use tensor operations "
+                "only, or read the number outside of the mod"
             )
         if not recording.is_captured(result):  # an operation may return its argument
             func = func if recording.has_gradient or is_number else _without_gradient(func)

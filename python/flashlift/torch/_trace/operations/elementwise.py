@@ -147,7 +147,14 @@ def _read(recording: Recording, func: Any, args: tuple, kwargs: dict) -> Any:
     node = recording.value_of(args[0]).at(tuple(recording.builder.constant(0, "i64") for _ in args[0].shape))
     if node.op == "constant":
         return bool(node.payload) if name_of(func) == "is_nonzero" else node.payload
-    raise TraceError(
-        f"{func} needs the value of a traced scalar{where()}; a mod must not branch on its arguments in Python: use "
-        "torch.where, &, | and ~ in place of if, and, or and not, torch.minimum in place of min"
-    )
+    if name_of(func) == "is_nonzero":
+        advice = (
+            "a mod must not branch on its arguments in Python: use torch.where, &, | and ~ in place of if, and, or and "
+            "not, torch.minimum in place of min"
+        )
+    else:
+        advice = (
+            "a mod's arguments have none in Python: use torch.exp in place of math.exp, .float() in place of float(), "
+            "and a mask, table * (torch.arange(n) < i), in place of a slice table[:i]"
+        )
+    raise TraceError(f"{func} needs the value of a traced scalar{where()}; {advice}")
