@@ -173,6 +173,8 @@ def test_a_mask_is_no_tensor():
         lambda: ~mask,
         lambda: mask.to(torch.bool),
         lambda: mask.dtype,
+        lambda: torch.cat([mask, mask], dim=2),
+        lambda: torch.where(mask, 0.0, 1.0),
     ):
         with pytest.raises((TypeError, AttributeError), match="here a mask is a function"):
             use()
@@ -199,6 +201,26 @@ def test_a_version_of_transformers_without_masks_that_are_functions(monkeypatch)
     monkeypatch.setitem(sys.modules, "transformers.masking_utils", None)
     with pytest.raises(ImportError, match=r"transformers \d+.* its masks itself; expected version 4.53 or later"):
         huggingface.register()
+
+
+def test_a_mask_over_the_keys_of_two_layers():
+    padding = torch.tensor([[1, 1, 1, 1, 1], [0, 0, 1, 1, 1]])
+    own = huggingface.attention_mask(batch_size=2, q_length=5, kv_length=5, attention_mask=padding)
+    cross = huggingface.attention_mask(
+        batch_size=2,
+        q_length=5,
+        kv_length=3,
+        mask_function=lambda b, h, q, kv: b >= 0,
+        attention_mask=torch.tensor([[1, 1, 0], [1, 0, 0]]),
+    )
+    both = torch.cat([own, cross], dim=-1)
+    assert both.shape == (2, 1, 5, 8)
+    kept = torch.ones(5, 5, dtype=torch.bool).tril() & padding.bool()[:, None, None]
+    kept_of_cross = torch.tensor([[True, True, False], [True, False, False]])[:, None, None].expand(-1, -1, 5, -1)
+    q, k = torch.randn(2, 2, 5, 8), torch.randn(2, 2, 8, 8)
+    expected = torch.nn.functional.scaled_dot_product_attention(q, k, k, torch.cat([kept, kept_of_cross], -1))
+    out = flex_attention(q, k, k, mask_mod=both.mask_mod)
+    torch.testing.assert_close(out, expected, atol=1e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("name", ["sinks", "indices", "block_indices"])

@@ -12,6 +12,7 @@ own flex_attention.
 Masks stay functions from transformers' own mask to the kernel: nothing of size N×N is created.
 """
 
+import functools
 import importlib.metadata
 from collections.abc import Callable
 from typing import Any
@@ -82,6 +83,14 @@ class Mask(BlockMask):
     def contiguous(self) -> "Mask":
         return self
 
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        """torch.cat([self_mask, cross_mask], dim=-1), for models that attend to the keys of two layers at once."""
+        masks, dim = (*args, *(kwargs or {}).values(), None)[:2]
+        if func is torch.cat and dim in (-1, 3) and all(isinstance(one, Mask) for one in masks):
+            return functools.reduce(_over_keys_of_both, masks)
+        raise TypeError(_IS_NO_TENSOR)
+
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(f"'Mask' object has no attribute '{name}': {_IS_NO_TENSOR}")
 
@@ -96,6 +105,16 @@ class Mask(BlockMask):
 
     def __repr__(self) -> str:
         return f"Mask(shape={self._shape}, mask_mod={self.mask_mod})"
+
+
+def _over_keys_of_both(one: Mask, other: Mask) -> Mask:
+    length, added = one.shape[-1], other.shape[-1]
+
+    def mask_mod(b: torch.Tensor, h: torch.Tensor, q: torch.Tensor, kv: torch.Tensor) -> torch.Tensor:
+        is_kept = one.mask_mod(b, h, q, kv.clamp(max=length - 1))
+        return torch.where(kv < length, is_kept, other.mask_mod(b, h, q, (kv - length).clamp(min=0)))
+
+    return Mask(mask_mod, (*one.shape[:-1], length + added))
 
 
 def attention_mask(
