@@ -4,6 +4,7 @@
 #include <bitset>
 #include <cmath>
 #include <cstring>
+#include <functional>
 #include <limits>
 #include <span>
 
@@ -396,8 +397,13 @@ void TaskRunner::run_direct(int64_t block, bool partial) {
   const int64_t outputs = rows * layout_.o_stride;
   float* before = v_;
   std::copy_n(o_, outputs, before);
+  // The block's terms are summed first and then added: one by one, a large sum would round each of them, and alike
+  // terms (equal tokens) in the same direction.
+  std::fill_n(o_, outputs, 0.0f);
   add_values(kv_begin, columns);
-  if (!kernels_.all_finite(o_, outputs)) {  // possibly 0 times the infinite or NaN value of a masked key
+  if (kernels_.all_finite(o_, outputs)) {
+    std::transform(o_, o_ + outputs, before, o_, std::plus<>());
+  } else {  // possibly 0 times the infinite or NaN value of a masked key
     // Only scores show which keys are masked: the probabilities of others may be 0, too.
     RowState states[kDirectRows];
     std::copy_n(state_, rows, states);

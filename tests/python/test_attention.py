@@ -311,6 +311,18 @@ def test_dropout_leaves_out_the_keys_that_the_document_says():
             call()
 
 
+@pytest.mark.parametrize("q_len", [1, 4, 64])
+def test_long_sums_of_alike_values_are_exact(q_len):
+    keys = 1 << 17
+    token = np.random.default_rng(0).standard_normal((1, 1, 1, 32), np.float32)
+    q, k = np.broadcast_to(token, (1, 1, q_len, 32)), np.broadcast_to(token, (1, 1, keys, 32))
+    out = flashlift.compile(f"attn h1 sq{q_len} skv{keys} d32")(q, k, k)
+    np.testing.assert_allclose(out, q, rtol=5e-6)
+    pages = np.broadcast_to(token, (1, 1, 16, 32))
+    paged = flashlift.compile(f"attn h1 sq{q_len} skv{keys} d32 page_size=16")
+    np.testing.assert_array_equal(paged(q, pages, pages, page_table=np.zeros((1, keys // 16), np.int32)), out)
+
+
 def test_pages_are_read_through_the_table():
     problem = "attn b2 hq4 hkv2 sq3 skv48 d16"
     lengths = "mask_mod(length: i32[2]) { %0 = load length[b]; %1 = lt kv, %0; return %1 }"
