@@ -150,6 +150,72 @@ SymId SymArena::push_into_select(Op op, const std::vector<SymId>& args) {
   return this->op(Op::k_select, {branches[0], results[0], results[1]});
 }
 
+// x op y, where op is `and` or `or`.
+SymId SymArena::logical_identity(Op op, Type type, SymId x, SymId y) {
+  if (x == y) {
+    return x;
+  }
+  if (type != Type::kI1) {
+    return kNoSym;
+  }
+  const bool is_and = op == Op::k_and;
+  for (const auto& [constant_side, other] : {std::pair(x, y), std::pair(y, x)}) {
+    if (is_constant(constant_side)) {
+      return (syms_[constant_side].payload != 0) == is_and ? other : constant_side;
+    }
+  }
+  return kNoSym;
+}
+
+// x ? y : z
+SymId SymArena::select_identity(Type type, SymId x, SymId y, SymId z) {
+  if (is_constant(x)) {
+    return syms_[x].payload != 0 ? y : z;
+  }
+  if (y == z) {
+    return y;
+  }
+  if (is_op(x, Op::k_not)) {
+    return this->op(Op::k_select, {syms_[x].args[0], z, y});
+  }
+  if (type == Type::kI1 && is_constant(y) && is_constant(z)) {  // the two differ
+    return syms_[y].payload != 0 ? x : this->op(Op::k_not, {x});
+  }
+  if (type == Type::kI1 && is_constant(z)) {  // c ? y : false, c ? y : true
+    return syms_[z].payload == 0 ? this->op(Op::k_and, {x, y}) : this->op(Op::k_or, {this->op(Op::k_not, {x}), y});
+  }
+  if (type == Type::kI1 && is_constant(y)) {  // c ? true : z, c ? false : z
+    return syms_[y].payload != 0 ? this->op(Op::k_or, {x, z}) : this->op(Op::k_and, {this->op(Op::k_not, {x}), z});
+  }
+  return kNoSym;
+}
+
+SymId SymArena::exp_identity(SymId x) {
+  constexpr float kZeroBelow = -104;  // e to this is less than half of the smallest number
+  std::vector<SymId> branches = is_op(x, Op::k_select) ? syms_[x].args : std::vector<SymId>(3, x);
+  bool is_any_zero = false;
+  for (const size_t side : {1U, 2U}) {
+    if (is_constant(branches[side]) && f32_value(branches[side]) < kZeroBelow &&
+        !std::isinf(f32_value(branches[side]))) {
+      branches[side] = f32(-INFINITY);
+      is_any_zero = true;
+    }
+  }
+  return is_any_zero ? this->op(Op::k_exp, {this->op(Op::k_select, branches)}) : kNoSym;
+}
+
+SymId SymArena::pow_identity(SymId x, SymId y) {
+  // Only for an exponent that contains the score: ALiBi's slopes, 2^-h, are powers that an exponential would round.
+  if (is_constant(x) && f32_value(x) > 0 && std::isfinite(f32_value(x)) && syms_[y].has_score) {
+    const auto logarithm = static_cast<float>(std::log(static_cast<double>(f32_value(x))));
+    return this->op(Op::k_exp, {this->op(Op::k_mul, {y, f32(logarithm)})});
+  }
+  if (is_f32(y, 1.0f)) {
+    return x;
+  }
+  return is_f32(y, -1.0f) ? this->op(Op::k_div, {f32(1.0f), x}) : kNoSym;
+}
+
 SymId SymArena::identity(Op op, Type type, const std::vector<SymId>& args) {
   const SymId x = args[0];
   const SymId y = args.size() > 1 ? args[1] : kNoSym;
@@ -168,46 +234,12 @@ SymId SymArena::identity(Op op, Type type, const std::vector<SymId>& args) {
   };
   switch (op) {
     case Op::k_and:
-    case Op::k_or: {
-      if (x == y) {
-        return x;
-      }
-      if (type != Type::kI1) {
-        return kNoSym;
-      }
-      const bool is_and = op == Op::k_and;
-      for (const auto& [constant_side, other] : {std::pair(x, y), std::pair(y, x)}) {
-        if (is_constant(constant_side)) {
-          return (syms_[constant_side].payload != 0) == is_and ? other : constant_side;
-        }
-      }
-      return kNoSym;
-    }
+    case Op::k_or:
+      return logical_identity(op, type, x, y);
     case Op::k_not:
       return is_op(x, Op::k_not) ? syms_[x].args[0] : kNoSym;
-    case Op::k_select: {
-      if (is_constant(x)) {
-        return syms_[x].payload != 0 ? y : args[2];
-      }
-      if (y == args[2]) {
-        return y;
-      }
-      if (is_op(x, Op::k_not)) {
-        return this->op(Op::k_select, {syms_[x].args[0], args[2], y});
-      }
-      if (type == Type::kI1 && is_constant(y) && is_constant(args[2])) {  // the two differ
-        return syms_[y].payload != 0 ? x : this->op(Op::k_not, {x});
-      }
-      if (type == Type::kI1 && is_constant(args[2])) {  // c ? y : false, c ? y : true
-        return syms_[args[2]].payload == 0 ? this->op(Op::k_and, {x, y})
-                                           : this->op(Op::k_or, {this->op(Op::k_not, {x}), y});
-      }
-      if (type == Type::kI1 && is_constant(y)) {  // c ? true : z, c ? false : z
-        return syms_[y].payload != 0 ? this->op(Op::k_or, {x, args[2]})
-                                     : this->op(Op::k_and, {this->op(Op::k_not, {x}), args[2]});
-      }
-      return kNoSym;
-    }
+    case Op::k_select:
+      return select_identity(type, x, y, args[2]);
     case Op::k_add:
       // x + 0 differs from x only in the sign of zero, which has no effect on a softmax.
       if (is_integer(y, 0) || is_f32(y, 0.0f) || is_f32(y, -0.0f)) {
@@ -229,29 +261,10 @@ SymId SymArena::identity(Op op, Type type, const std::vector<SymId>& args) {
       return is_zero_or_one(x) && is_zero_or_one(y) ? both_hold(x, y) : kNoSym;
     case Op::k_div:
       return is_integer(y, 1) || is_f32(y, 1.0f) ? x : kNoSym;
-    case Op::k_exp: {
-      constexpr float kZeroBelow = -104;  // e to this is less than half of the smallest number
-      std::vector<SymId> branches = is_op(x, Op::k_select) ? syms_[x].args : std::vector<SymId>(3, x);
-      bool is_any_zero = false;
-      for (const size_t side : {1U, 2U}) {
-        if (is_constant(branches[side]) && f32_value(branches[side]) < kZeroBelow &&
-            !std::isinf(f32_value(branches[side]))) {
-          branches[side] = f32(-INFINITY);
-          is_any_zero = true;
-        }
-      }
-      return is_any_zero ? this->op(Op::k_exp, {this->op(Op::k_select, branches)}) : kNoSym;
-    }
+    case Op::k_exp:
+      return exp_identity(x);
     case Op::k_pow:
-      // Only for an exponent that contains the score: ALiBi's slopes, 2^-h, are powers that an exponential would round.
-      if (is_constant(x) && f32_value(x) > 0 && std::isfinite(f32_value(x)) && syms_[y].has_score) {
-        const auto logarithm = static_cast<float>(std::log(static_cast<double>(f32_value(x))));
-        return this->op(Op::k_exp, {this->op(Op::k_mul, {y, f32(logarithm)})});
-      }
-      if (is_f32(y, 1.0f)) {
-        return x;
-      }
-      return is_f32(y, -1.0f) ? this->op(Op::k_div, {f32(1.0f), x}) : kNoSym;
+      return pow_identity(x, y);
     case Op::k_abs:
       return is_op(x, Op::k_exp) ? x : kNoSym;
     case Op::k_max:

@@ -99,7 +99,12 @@ class SymArena {
  private:
   SymId intern(Sym sym);
   SymId fold(Op op, Type type, const std::vector<SymId>& args);
+  // A simpler formula that equals this one; kNoSym if there is none.
   SymId identity(Op op, Type type, const std::vector<SymId>& args);
+  SymId logical_identity(Op op, Type type, SymId x, SymId y);
+  SymId select_identity(Type type, SymId x, SymId y, SymId z);
+  SymId exp_identity(SymId x);
+  SymId pow_identity(SymId x, SymId y);
   SymId push_into_select(Op op, const std::vector<SymId>& args);
   SymId replace_memo(SymId id, const std::map<SymId, SymId>& known, bool in_results, std::map<SymId, SymId>& memo);
 
