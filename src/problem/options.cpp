@@ -69,7 +69,11 @@ constexpr Option kOptions[] = {
                      "Hopper GPUs, up to 192 columns"},
      .set = [](Problem& p, const Given&) { p.deterministic = false; },
      .value_in = [](const Problem& p) { return flag(!p.deterministic); }},
-    {.word = {.name = "unnormalized", .doc = "do not divide the output by the row's sum of exponentials"},
+    {.word =
+         {.name = "unnormalized",
+          .doc =
+              "do not divide the output by the row's sum of exponentials; `empty_rows=uniform` then gives the sum of "
+              "all values"},
      .set = [](Problem& p, const Given&) { p.normalize = false; },
      .value_in = [](const Problem& p) { return flag(!p.normalize); }},
     {.word =
