@@ -1,3 +1,4 @@
+// Progress of loops that may take minutes: those of the oracle and of eager maths.
 #pragma once
 
 #include <functional>

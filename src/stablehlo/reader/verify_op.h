@@ -1,3 +1,4 @@
+// The checks of operations that a StableHLO library would make: MLIR knows only their generic form.
 #pragma once
 
 #include "flashlift/result.h"

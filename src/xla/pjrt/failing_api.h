@@ -1,3 +1,4 @@
+// What a client gets if there is no plugin to wrap, or if it cannot be loaded.
 #pragma once
 
 #include <string>
