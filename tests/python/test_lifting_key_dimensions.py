@@ -21,6 +21,11 @@ def over_an_image(q, k, v):
     return jnp.einsum("bqhw,bhwd->bqd", p, v)
 
 
+def over_a_video(q, k, v):
+    p = jax.nn.softmax(jnp.einsum("btxyhd,bsuvhd->bhtxysuv", q, k) / 4, axis=(-3, -2, -1))
+    return jnp.einsum("bhtxysuv,bsuvhd->btxyhd", p, v)
+
+
 def with_row_and_column_biases(q, k, v, rows, columns):
     """rows, columns: [query row, key row, depth] and the same for columns, as in SAM and ViTDet."""
     s = jnp.einsum("bqd,bkd->bqk", q, k) / 4
@@ -42,6 +47,8 @@ def sequences():
 
 CASES = {
     "image": (over_an_image, (draw(2, 8, 16), draw(2, N, N, 16), draw(2, N, N, 16))),
+    "video": (over_a_video, (draw(2, 3, 2, 2, 3, 16), draw(2, 3, 2, 2, 3, 16), draw(2, 3, 2, 2, 3, 16))),
+    "video of alike dimensions": (over_a_video, (draw(2, 2, 2, 2, 2, 16), draw(2, 2, 2, 2, 2, 16), draw(2, 2, 2, 2, 2, 16))),
     "biases by queries": (with_row_and_column_biases, (*sequences(), draw(N, N, 16), draw(N, N, 16))),
     "biases by tables": (by_tables, (*sequences(), draw(2 * N - 1, 16), draw(2 * N - 1, 16))),
 }

@@ -119,6 +119,47 @@ std::vector<std::vector<Index>> possible_indices(const Plane& plane, const Proba
   return possible;
 }
 
+// Those of a broadcast that keep the indices of its operand. Attention with many dimensions, as over the frames, rows and
+// columns of a video, has too many other ways to try them all.
+std::vector<std::vector<Index>> indices_of_broadcast(const Plane& plane, const Probabilities& probabilities,
+                                                     mlir::Operation* broadcast, const std::vector<Index>& known) {
+  const mlir::Value value = broadcast->getResult(0);
+  std::vector<std::optional<Index>> given(shape(value).size());
+  for (const auto [d, to] : llvm::enumerate(broadcast_dims(broadcast))) {
+    if (shape(broadcast->getOperand(0))[d] == shape(value)[static_cast<size_t>(to)]) {
+      given[static_cast<size_t>(to)] = known[d];
+    }
+  }
+  std::vector<int> atoms = row_atoms(plane, probabilities);
+  llvm::append_range(atoms, probabilities.key_digits);
+  std::erase_if(atoms, [&](int atom) {
+    const bool is_key = llvm::is_contained(probabilities.key_digits, atom);
+    return llvm::any_of(known, [&](const Index& index) {
+      return is_key ? plane.evaluator->runs_over_keys(index.affine)
+                    : llvm::any_of(index.affine.terms, [&](const auto& term) { return term.first == atom; });
+    });
+  });
+  llvm::SmallVector<int64_t> dims;
+  for (const auto [d, index] : llvm::enumerate(given)) {
+    if (!index) {
+      dims.push_back(shape(value)[d]);
+    }
+  }
+  std::vector<std::vector<int>> current;
+  std::vector<std::vector<std::vector<int>>> assignments;
+  assign_atoms(dims, atoms, plane.sizes, current, assignments);
+  std::vector<std::vector<Index>> possible;
+  for (const auto& assignment : assignments) {
+    auto next = assignment.begin();
+    std::vector<Index>& indices = possible.emplace_back();
+    for (const auto& index : given) {
+      indices.push_back(
+          index ? *index : Index{.affine = plane.evaluator->with_digits_joined(index_of(*next++, plane.sizes))});
+    }
+  }
+  return possible;
+}
+
 // Whether the result has no remaining use, directly or indirectly, because it was rearranged.
 bool is_dead(mlir::Operation* op) {
   constexpr size_t kMost = 16;
@@ -214,7 +255,10 @@ bool UseReader::read_user(mlir::Operation* user, mlir::Operation* operand) {
       tries.back().push_back(uses_.values[operand].indices[static_cast<size_t>(from)]);
     }
   } else {
-    tries = possible_indices(plane_, probabilities_, softmax_, value);
+    if (kind(user) == OpKind::kBroadcastInDim) {
+      tries = indices_of_broadcast(plane_, probabilities_, user, uses_.values[operand].indices);
+    }
+    llvm::append_range(tries, possible_indices(plane_, probabilities_, softmax_, value));
   }
   std::optional<Refusal> refusal;
   for (const std::vector<Index>& indices : tries) {
