@@ -557,6 +557,7 @@ SMOOTH_FUNCTIONS_OF_SCORES = {
     "absolute": jnp.abs,
     "without zeros": lambda s: jnp.where(s == 0, -jnp.inf, s),
     "capped": lambda s: 5 * jnp.tanh(s / 5),
+    "softplus, which looks for NaN": jax.nn.softplus,
 }
 
 

@@ -36,8 +36,8 @@ Proof check_maximum(const Plane& plane, const Softmax& softmax) {
   return has_narrow && reads_wide ? refuse<Reason::kRoundedMaximum>() : Proof();
 }
 
-// Whether rounding the operand to 16 bits may change the result discontinuously. Comparisons with 0 and infinity are
-// safe, because rounding keeps these numbers and makes no other number 0.
+// Whether rounding the operand to 16 bits may change the result discontinuously. Comparisons with 0, infinity and the
+// operand itself (is it NaN?) are safe, because rounding keeps these numbers and makes no other number 0.
 bool steps_at_roundings(const SymArena& arena, const Sym& sym) {
   if (sym.kind == SymKind::kLoad) {
     return true;  // the index of a table: another index reads another element
@@ -50,7 +50,8 @@ bool steps_at_roundings(const SymArena& arena, const Sym& sym) {
   if (sym.type == Type::kF32) {
     return !score::is_smooth(score::operation(sym.op).shape);
   }
-  return std::none_of(sym.args.begin(), sym.args.end(), [&](SymId arg) {
+  const bool is_with_itself = sym.args.size() == 2 && sym.args[0] == sym.args[1];
+  return !is_with_itself && std::none_of(sym.args.begin(), sym.args.end(), [&](SymId arg) {
     return arena.is_constant(arg) && (is_zero(arena, arg) || std::isinf(arena.f32_value(arg)));
   });
 }
