@@ -99,6 +99,39 @@ def test_right_backward_passes_are_fused(name):
     assert len(candidates) == 1 and candidates[0].fused, report
 
 
+@pytest.mark.parametrize("mask", [lambda s: s, where_causal])
+@pytest.mark.parametrize("log_sum_exp", [lambda m, z: m + jnp.log2(z), lambda m, z: m + jnp.log2(z) + 1e-3])
+def test_backward_passes_with_a_log_sum_exp_of_base_two(mask, log_sum_exp):
+    def scores(q, k):
+        return mask(products(q, k) * (SCALE * np.float32(np.log2(np.e))))
+
+    def attend(q, k, v):
+        s = scores(q, k)
+        m = s.max(-1, keepdims=True)
+        e = jnp.exp2(s - m)
+        z = e.sum(-1, keepdims=True)
+        return weigh(e, v) / z, log_sum_exp(m, z)
+
+    @jax.custom_vjp
+    def attention(q, k, v):
+        return attend(q, k, v)[0]
+
+    def forward(q, k, v):
+        out, lse = attend(q, k, v)
+        return out, (q, k, v, out, lse)
+
+    def backward(kept, d_out):
+        q, k, v, out, lse = kept
+        p = jnp.exp2(scores(q, k) - lse)
+        d_s = p * (products(d_out, v) - jnp.sum(d_out * out, -1, keepdims=True)) * SCALE
+        return weigh(d_s, k), weigh(d_s.swapaxes(-1, -2), q), weigh(p.swapaxes(-1, -2), d_out)
+
+    attention.defvjp(forward, backward)
+    candidates, report = fused(attention, *qkv(), gradients=True, tolerance=3e-5)
+    is_right = float(log_sum_exp(0.0, 1.0)) == 0
+    assert (len(candidates) == 1 and candidates[0].fused) == is_right, report
+
+
 WRONG = {
     "the output scaled": {"saved": lambda out: 1.01 * out},
     "the output rounded": {"saved": lambda out: out.astype(jnp.bfloat16).astype(jnp.float32)},

@@ -82,6 +82,39 @@ SymId without_guard(const SymArena& arena, SymId z, bool& guarded, int depth = 8
   return z;
 }
 
+// For a formula that is multiplied by a constant, and then by one that undoes it but for roundings, as ln 2 undoes log2 e:
+// the formula without both. A constant in it may overflow in between. kNoSym for other formulas.
+SymId without_opposite_factors(const SymArena& arena, SymId formula) {
+  struct Scaled {
+    SymId inner = kNoSym;
+    float factor = 0;
+    bool divides = false;
+  };
+  const auto scaled = [&](SymId id) -> std::optional<Scaled> {
+    const bool divides = arena.is_op(id, Op::k_div);
+    if (!divides && !arena.is_op(id, Op::k_mul)) {
+      return std::nullopt;
+    }
+    const std::vector<SymId>& args = arena[id].args;
+    const size_t side = !divides && arena.is_constant(args[0]) ? 0 : 1;
+    return arena.is_constant(args[side]) ? std::optional(Scaled{args[1 - side], arena.f32_value(args[side]), divides})
+                                         : std::nullopt;
+  };
+  const auto outer = scaled(formula);
+  const auto inner = outer ? scaled(outer->inner) : std::nullopt;
+  if (!inner || (inner->divides == outer->divides ? inner->factor * outer->factor != 1.0f
+                                                  : inner->factor != outer->factor)) {
+    return kNoSym;
+  }
+  const float factor = inner->divides ? 1 / inner->factor : inner->factor;
+  const bool may_overflow = any_part({inner->inner}, [&](SymId id, std::vector<SymId>& next) {
+    arena.push_args(id, next);
+    return arena.is_constant(id) && arena[id].type == Type::kF32 && std::isfinite(arena.f32_value(id)) &&
+           !std::isfinite(arena.f32_value(id) * factor);
+  });
+  return may_overflow ? kNoSym : inner->inner;
+}
+
 // Formulas share parts: written out, x + x of y + y of ... has exponentially many terms. Beyond these limits a part
 // stays whole, which is correct, too.
 constexpr size_t kMostTerms = 1024;
@@ -118,6 +151,10 @@ class SumReader {
           break;
         case Op::k_mul:
         case Op::k_div:
+          if (const SymId same = without_opposite_factors(arena_, formula); same != kNoSym) {
+            read(same, negative);
+            return;
+          }
           if (read_scaled(formula, negative)) {
             return;
           }

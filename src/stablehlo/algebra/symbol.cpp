@@ -8,26 +8,6 @@
 #include "score/verify.h"
 
 namespace flashlift::stablehlo {
-namespace {
-
-// Whether a multiplication by this number undoes that of a formula, as ln 2 does after log2 e, apart from roundings. A
-// constant in the formula may overflow between both.
-bool undoes_factor(const SymArena& arena, SymId scaled, SymId number) {
-  if (!arena.is_op(scaled, Op::k_mul)) {
-    return false;
-  }
-  const std::vector<SymId>& args = arena[scaled].args;
-  const size_t side = arena.is_constant(args[0]) ? 0 : 1;
-  const float factor = arena.is_constant(args[side]) ? arena.f32_value(args[side]) : 0;
-  return factor * arena.f32_value(number) == 1.0f &&
-         !any_part({args[1 - side]}, [&](SymId id, std::vector<SymId>& next) {
-           arena.push_args(id, next);
-           return arena.is_constant(id) && arena[id].type == Type::kF32 && std::isfinite(arena.f32_value(id)) &&
-                  !std::isfinite(arena.f32_value(id) * factor);
-         });
-}
-
-}  // namespace
 
 SymId SymArena::intern(Sym sym) {
   for (const SymId arg : sym.args) {
@@ -254,9 +234,6 @@ SymId SymArena::identity(Op op, Type type, const std::vector<SymId>& args) {
       }
       if (is_integer(x, 1) || is_f32(x, 1.0f)) {
         return y;
-      }
-      if (is_constant(y) && type == Type::kF32 && undoes_factor(*this, x, y)) {
-        return syms_[x].args[is_constant(syms_[x].args[0]) ? 1 : 0];
       }
       return is_zero_or_one(x) && is_zero_or_one(y) ? both_hold(x, y) : kNoSym;
     case Op::k_div:

@@ -22,8 +22,11 @@ std::optional<double> number_of(mlir::Value value) {
 
 // A natural logarithm, and the logarithm of a base by which it is divided.
 struct OtherLogarithm {
-  mlir::Value natural;
+  mlir::Operation* op = nullptr;  // the division, or a multiplication
+  unsigned of = 0;                // the operand of `op` that is the natural logarithm
   double of_base = 0;
+
+  mlir::Value natural() const { return op->getOperand(of); }
 };
 
 std::optional<OtherLogarithm> other_logarithm(mlir::Value value) {
@@ -36,7 +39,7 @@ std::optional<OtherLogarithm> other_logarithm(mlir::Value value) {
     const auto number = number_of(op->getOperand(1 - of));
     const double of_base = !number ? 0 : divides ? *number : 1 / *number;
     if (defining(op->getOperand(of), OpKind::kLog) != nullptr && of_base > 0 && std::isfinite(of_base)) {
-      return OtherLogarithm{.natural = op->getOperand(of), .of_base = of_base};
+      return OtherLogarithm{.op = op, .of = of, .of_base = of_base};
     }
     if (divides) {
       break;
@@ -78,7 +81,7 @@ std::optional<Rearrangement> log_sum_of_other_base(mlir::Operation* sum) {
   }
   for (const unsigned of : {0U, 1U}) {
     const auto logarithm = other_logarithm(sum->getOperand(of));
-    if (!logarithm || !is_near_softmax(logarithm->natural)) {
+    if (!logarithm || !is_near_softmax(logarithm->natural())) {
       continue;
     }
     Rearrangement found;
@@ -89,10 +92,13 @@ std::optional<Rearrangement> log_sum_of_other_base(mlir::Operation* sum) {
           location, mlir::DenseElementsAttr::get(static_tensor(sum->getResult(0)), static_cast<float>(number)));
     };
     const mlir::Value rest = builder.multiply(location, sum->getOperand(1 - of), numbers(logarithm->of_base));
-    const mlir::Value natural = builder.like(sum, {rest, logarithm->natural}, sum->getResult(0).getType());
+    const mlir::Value natural = builder.like(sum, {rest, logarithm->natural()}, sum->getResult(0).getType());
     found.product = natural.getDefiningOp();
-    replace(found, sum->getResult(0), builder.multiply(location, natural, numbers(1 / logarithm->of_base)));
-    divide_gradients_by_number(logarithm->natural, found);
+    // Not a multiplication by 1 / of_base, whose rounding would count if a gradient multiplies a large m by of_base.
+    llvm::SmallVector<mlir::Value> operands(logarithm->op->getOperands());
+    operands[logarithm->of] = natural;
+    replace(found, sum->getResult(0), builder.like(logarithm->op, operands, natural.getType()));
+    divide_gradients_by_number(logarithm->natural(), found);
     return found;
   }
   return std::nullopt;
