@@ -48,7 +48,10 @@ def sequences():
 CASES = {
     "image": (over_an_image, (draw(2, 8, 16), draw(2, N, N, 16), draw(2, N, N, 16))),
     "video": (over_a_video, (draw(2, 3, 2, 2, 3, 16), draw(2, 3, 2, 2, 3, 16), draw(2, 3, 2, 2, 3, 16))),
-    "video of alike dimensions": (over_a_video, (draw(2, 2, 2, 2, 2, 16), draw(2, 2, 2, 2, 2, 16), draw(2, 2, 2, 2, 2, 16))),
+    "video of alike dimensions": (
+        over_a_video,
+        (draw(2, 2, 2, 2, 2, 16), draw(2, 2, 2, 2, 2, 16), draw(2, 2, 2, 2, 2, 16)),
+    ),
     "biases by queries": (with_row_and_column_biases, (*sequences(), draw(N, N, 16), draw(N, N, 16))),
     "biases by tables": (by_tables, (*sequences(), draw(2 * N - 1, 16), draw(2 * N - 1, 16))),
 }

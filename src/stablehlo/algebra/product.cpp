@@ -82,8 +82,8 @@ SymId without_guard(const SymArena& arena, SymId z, bool& guarded, int depth = 8
   return z;
 }
 
-// For a formula that is multiplied by a constant, and then by one that undoes it but for roundings, as ln 2 undoes log2 e:
-// the formula without both. A constant in it may overflow in between. kNoSym for other formulas.
+// For a formula that is multiplied by a constant, and then by one that undoes it but for roundings, as ln 2 undoes log2
+// e: the formula without both. A constant in it may overflow in between. kNoSym for other formulas.
 SymId without_opposite_factors(const SymArena& arena, SymId formula) {
   struct Scaled {
     SymId inner = kNoSym;
@@ -102,8 +102,8 @@ SymId without_opposite_factors(const SymArena& arena, SymId formula) {
   };
   const auto outer = scaled(formula);
   const auto inner = outer ? scaled(outer->inner) : std::nullopt;
-  if (!inner || (inner->divides == outer->divides ? inner->factor * outer->factor != 1.0f
-                                                  : inner->factor != outer->factor)) {
+  if (!inner ||
+      (inner->divides == outer->divides ? inner->factor * outer->factor != 1.0f : inner->factor != outer->factor)) {
     return kNoSym;
   }
   const float factor = inner->divides ? 1 / inner->factor : inner->factor;

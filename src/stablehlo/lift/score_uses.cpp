@@ -119,8 +119,8 @@ std::vector<std::vector<Index>> possible_indices(const Plane& plane, const Proba
   return possible;
 }
 
-// Those of a broadcast that keep the indices of its operand. Attention with many dimensions, as over the frames, rows and
-// columns of a video, has too many other ways to try them all.
+// Those of a broadcast that keep the indices of its operand. Attention with many dimensions, as over the frames, rows
+// and columns of a video, has too many other ways to try them all.
 std::vector<std::vector<Index>> indices_of_broadcast(const Plane& plane, const Probabilities& probabilities,
                                                      mlir::Operation* broadcast, const std::vector<Index>& known) {
   const mlir::Value value = broadcast->getResult(0);
@@ -153,8 +153,8 @@ std::vector<std::vector<Index>> indices_of_broadcast(const Plane& plane, const P
     auto next = assignment.begin();
     std::vector<Index>& indices = possible.emplace_back();
     for (const auto& index : given) {
-      indices.push_back(
-          index ? *index : Index{.affine = plane.evaluator->with_digits_joined(index_of(*next++, plane.sizes))});
+      indices.push_back(index ? *index
+                              : Index{.affine = plane.evaluator->with_digits_joined(index_of(*next++, plane.sizes))});
     }
   }
   return possible;
