@@ -209,7 +209,7 @@ TEST(CudaBackwardList, SaysWhyNotOneKernel) {
   EXPECT_NE(described("d128 bf16 lse", 90, BackwardKind::kHopper).find("not one kernel: it takes <d_out, out>"),
             std::string::npos);
   EXPECT_TRUE(described("d192 bf16 lse residual", 90, BackwardKind::kHopper).starts_with("sm_90a, fused "));
-  EXPECT_NE(described("d192 bf16 causal lse residual", 90, BackwardKind::kHopper)
+  EXPECT_NE(described("d192 bf16 softcap=30 causal lse residual", 90, BackwardKind::kHopper)
                 .find("not one kernel: for rows of 192 and 192 columns it has no score_mod"),
             std::string::npos);
   EXPECT_NE(described("d256 bf16 lse residual", 90, BackwardKind::kHopper).find("not one kernel: rows of 256"),
