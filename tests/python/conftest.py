@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -32,11 +33,25 @@ def quick_xla():
 os.environ.setdefault("XLA_FLAGS", quick_xla())
 
 
+_GENERATORS = []  # numpy's that tests share, and their states before the first test
+
+
+def pytest_collection_finish():
+    folder = str(Path(__file__).parent) + os.sep
+    modules = [one for one in sys.modules.values() if (getattr(one, "__file__", None) or "").startswith(folder)]
+    shared = {
+        id(value): value for one in modules for value in vars(one).values() if isinstance(value, np.random.Generator)
+    }
+    _GENERATORS[:] = [(generator, generator.bit_generator.state) for generator in shared.values()]
+
+
 @pytest.fixture(autouse=True)
 def seeded():
     """A test draws the same tensors, whichever tests ran before it."""
     if "torch" in sys.modules:
         sys.modules["torch"].manual_seed(0)
+    for generator, state in _GENERATORS:
+        generator.bit_generator.state = state
 
 
 @pytest.fixture(autouse=True)
