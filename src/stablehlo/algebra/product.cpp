@@ -82,26 +82,28 @@ SymId without_guard(const SymArena& arena, SymId z, bool& guarded, int depth = 8
   return z;
 }
 
+// A formula that a constant multiplies or divides.
+struct Scaled {
+  SymId inner = kNoSym;
+  float factor = 0;
+  bool divides = false;
+};
+std::optional<Scaled> scaled(const SymArena& arena, SymId formula) {
+  const bool divides = arena.is_op(formula, Op::k_div);
+  if (!divides && !arena.is_op(formula, Op::k_mul)) {
+    return std::nullopt;
+  }
+  const std::vector<SymId>& args = arena[formula].args;
+  const size_t side = !divides && arena.is_constant(args[0]) ? 0 : 1;
+  return arena.is_constant(args[side]) ? std::optional(Scaled{args[1 - side], arena.f32_value(args[side]), divides})
+                                       : std::nullopt;
+}
+
 // For a formula that is multiplied by a constant, and then by one that undoes it but for roundings, as ln 2 undoes log2
 // e: the formula without both. A constant in it may overflow in between. kNoSym for other formulas.
 SymId without_opposite_factors(const SymArena& arena, SymId formula) {
-  struct Scaled {
-    SymId inner = kNoSym;
-    float factor = 0;
-    bool divides = false;
-  };
-  const auto scaled = [&](SymId id) -> std::optional<Scaled> {
-    const bool divides = arena.is_op(id, Op::k_div);
-    if (!divides && !arena.is_op(id, Op::k_mul)) {
-      return std::nullopt;
-    }
-    const std::vector<SymId>& args = arena[id].args;
-    const size_t side = !divides && arena.is_constant(args[0]) ? 0 : 1;
-    return arena.is_constant(args[side]) ? std::optional(Scaled{args[1 - side], arena.f32_value(args[side]), divides})
-                                         : std::nullopt;
-  };
-  const auto outer = scaled(formula);
-  const auto inner = outer ? scaled(outer->inner) : std::nullopt;
+  const auto outer = scaled(arena, formula);
+  const auto inner = outer ? scaled(arena, outer->inner) : std::nullopt;
   if (!inner ||
       (inner->divides == outer->divides ? inner->factor * outer->factor != 1.0f : inner->factor != outer->factor)) {
     return kNoSym;
@@ -229,15 +231,9 @@ class SumReader {
   // A formula without the constants that multiply and divide it, and their product.
   std::pair<SymId, float> without_factors(SymId formula) const {
     float factor = 1;
-    while (arena_.is_op(formula, Op::k_mul) || arena_.is_op(formula, Op::k_div)) {
-      const Sym& scaled = arena_[formula];
-      const size_t at = scaled.op == Op::k_mul && arena_.is_constant(scaled.args[0]) ? 0 : 1;
-      if (!arena_.is_constant(scaled.args[at])) {
-        break;
-      }
-      const float number = arena_.f32_value(scaled.args[at]);
-      factor = scaled.op == Op::k_mul ? factor * number : factor / number;
-      formula = scaled.args[1 - at];
+    while (const auto outer = scaled(arena_, formula)) {
+      factor = outer->divides ? factor / outer->factor : factor * outer->factor;
+      formula = outer->inner;
     }
     return {formula, factor};
   }
