@@ -1,6 +1,7 @@
 // Gradients on a GPU compared with the oracle's. Built and registered only if FLASHLIFT_TEST_GPU is set.
 //
-// FLASHLIFT_TEST_PROBLEMS: how many random problems (default 200); FLASHLIFT_TEST_SEED: the first seed.
+// FLASHLIFT_TEST_PROBLEMS: how many random problems (default 200); FLASHLIFT_TEST_SEED: the first seed;
+// FLASHLIFT_TEST_FIRST: how many problems are left out before the first one.
 #include <gtest/gtest.h>
 
 #include <chrono>
@@ -313,14 +314,20 @@ INSTANTIATE_TEST_SUITE_P(
         "attn hq4 hkv2 s400 d128 bf16 lse causal mask_mod() { %0 = floor_div q, 150; %1 = floor_div kv, 150; "
         "%2 = eq %0, %1; return %2 }"));
 
-// Any problem that a description allows.
-TEST(DeviceBackward, DrawnProblemsAgreeWithTheOracle) {
+// Calls use(i, random) for each number i of a drawn problem. `seeds` sets the seeds of one test apart from another's.
+void for_each_drawn(int seeds, const std::function<void(int, Random&)>& use) {
   const int count = number_from("FLASHLIFT_TEST_PROBLEMS", 200);
-  const int seed = number_from("FLASHLIFT_TEST_SEED", 1) + 3'000'000;
-  const int first = number_from("FLASHLIFT_TEST_FIRST", 0);
-  for (int i = first; i < count; ++i) {
+  const int seed = number_from("FLASHLIFT_TEST_SEED", 1) + seeds;
+  for (int i = number_from("FLASHLIFT_TEST_FIRST", 0); i < count; ++i) {
     SCOPED_TRACE("seed " + std::to_string(seed + i));
     Random random(static_cast<uint64_t>(seed + i));
+    use(i, random);
+  }
+}
+
+// Any problem that a description allows.
+TEST(DeviceBackward, DrawnProblemsAgreeWithTheOracle) {
+  for_each_drawn(3'000'000, [](int i, Random& random) {
     Problem problem = testing::draw_problem(random);
     problem.normalize = true;
     problem.page_size = 0;
@@ -332,17 +339,12 @@ TEST(DeviceBackward, DrawnProblemsAgreeWithTheOracle) {
     expect_right(problem, forward, random, "");
     expect_right(problem, forward, random, "cuda_sm90");
     expect_right(problem, forward, random, "cuda_sm80");
-  }
+  });
 }
 
 // Rows of 129 to 192 columns, most of whose problems one kernel computes with five products, in tiles of 128 keys.
 TEST(DeviceBackward, DrawnProblemsOfWideHeadsAgreeWithTheOracle) {
-  const int count = number_from("FLASHLIFT_TEST_PROBLEMS", 200);
-  const int seed = number_from("FLASHLIFT_TEST_SEED", 1) + 4'000'000;
-  const int first = number_from("FLASHLIFT_TEST_FIRST", 0);
-  for (int i = first; i < count; ++i) {
-    SCOPED_TRACE("seed " + std::to_string(seed + i));
-    Random random(static_cast<uint64_t>(seed + i));
+  for_each_drawn(4'000'000, [](int i, Random& random) {
     const auto draw = [&](int64_t low, int64_t high) {
       return std::uniform_int_distribution<int64_t>(low, high)(random);
     };
@@ -368,7 +370,7 @@ TEST(DeviceBackward, DrawnProblemsOfWideHeadsAgreeWithTheOracle) {
     OwnedArguments forward =
         i % 4 == 0 ? testing::strided_arguments(problem, random) : testing::dense_arguments(problem, random);
     expect_right(problem, forward, random, "cuda_sm90");
-  }
+  });
 }
 
 // A masked key's content is ignored, even if it is infinite or NaN.

@@ -99,6 +99,28 @@ def test_right_backward_passes_are_fused(name):
     assert len(candidates) == 1 and candidates[0].fused, report
 
 
+def with_output_saved(attend, probabilities):
+    """Attention whose backward pass reads the output and the log-sum-exp that attend(q, k, v) returns, from which
+    probabilities(q, k, lse) follow."""
+
+    @jax.custom_vjp
+    def attention(q, k, v):
+        return attend(q, k, v)[0]
+
+    def forward(q, k, v):
+        out, lse = attend(q, k, v)
+        return out, (q, k, v, out, lse)
+
+    def backward(kept, d_out):
+        q, k, v, out, lse = kept
+        p = probabilities(q, k, lse)
+        d_s = p * (products(d_out, v) - jnp.sum(d_out * out, -1, keepdims=True)) * SCALE
+        return weigh(d_s, k), weigh(d_s.swapaxes(-1, -2), q), weigh(p.swapaxes(-1, -2), d_out)
+
+    attention.defvjp(forward, backward)
+    return attention
+
+
 @pytest.mark.parametrize("mask", [lambda s: s, where_causal])
 @pytest.mark.parametrize("log_sum_exp", [lambda m, z: m + jnp.log2(z), lambda m, z: m + jnp.log2(z) + 1e-3])
 def test_backward_passes_with_a_log_sum_exp_of_base_two(mask, log_sum_exp):
@@ -112,21 +134,7 @@ def test_backward_passes_with_a_log_sum_exp_of_base_two(mask, log_sum_exp):
         z = e.sum(-1, keepdims=True)
         return weigh(e, v) / z, log_sum_exp(m, z)
 
-    @jax.custom_vjp
-    def attention(q, k, v):
-        return attend(q, k, v)[0]
-
-    def forward(q, k, v):
-        out, lse = attend(q, k, v)
-        return out, (q, k, v, out, lse)
-
-    def backward(kept, d_out):
-        q, k, v, out, lse = kept
-        p = jnp.exp2(scores(q, k) - lse)
-        d_s = p * (products(d_out, v) - jnp.sum(d_out * out, -1, keepdims=True)) * SCALE
-        return weigh(d_s, k), weigh(d_s.swapaxes(-1, -2), q), weigh(p.swapaxes(-1, -2), d_out)
-
-    attention.defvjp(forward, backward)
+    attention = with_output_saved(attend, lambda q, k, lse: jnp.exp2(scores(q, k) - lse))
     candidates, report = fused(attention, *qkv(), gradients=True, tolerance=3e-5)
     is_right = float(log_sum_exp(0.0, 1.0)) == 0
     assert (len(candidates) == 1 and candidates[0].fused) == is_right, report
@@ -362,22 +370,10 @@ def test_rows_without_keys():
         z = jnp.where(z == 0, 1, z)
         return weigh(e / z, v), (m + jnp.log(z))[..., 0]
 
-    @jax.custom_vjp
-    def attention(q, k, v):
-        return attend(q, k, v)[0]
+    def probabilities(q, k, lse):
+        return jnp.exp(jnp.where(empty_row(), products(q, k) * SCALE, -jnp.inf) - lse[..., None])
 
-    def forward(q, k, v):
-        out, lse = attend(q, k, v)
-        return out, (q, k, v, out, lse)
-
-    def backward(kept, d_out):
-        q, k, v, out, lse = kept
-        p = jnp.exp(jnp.where(empty_row(), products(q, k) * SCALE, -jnp.inf) - lse[..., None])
-        d_s = p * (products(d_out, v) - jnp.sum(d_out * out, -1, keepdims=True)) * SCALE
-        return weigh(d_s, k), weigh(d_s.swapaxes(-1, -2), q), weigh(p.swapaxes(-1, -2), d_out)
-
-    attention.defvjp(forward, backward)
-    candidates, report = fused(attention, *qkv(), gradients=True)
+    candidates, report = fused(with_output_saved(attend, probabilities), *qkv(), gradients=True)
     assert candidates[0].fused, report
 
 
