@@ -78,7 +78,7 @@ namespace {
 int alternating_heads_by_roles(const Sm90BackwardKernel& kernel, int group, int q_len, int kv_len,
                                const Device& device) {
   constexpr int kHeads = 4;
-  if (!kernel.ordered || !kernel.heads_take_turns) {
+  if (!kernel.ordered || !kernel.heads_take_turns) {  // in any order, in a sliding window, or if masks differ by head
     return kHeads;
   }
   constexpr int kLong = 4096;
