@@ -166,7 +166,8 @@ TEST(Rings, OfNarrowHeadsAreForFewKeyTiles) {
     int key_tiles;
   };
   for (const Row& row : {Row{64, 16, 1024, 8}, Row{64, 32, 1024, 8}, Row{64, 34, 1024, 1}, Row{64, 1, 16384, 128},
-                         Row{96, 16, 1024, 8}, Row{96, 8, 2048, 16}, Row{96, 64, 1024, 1}, Row{128, 64, 1024, 8}}) {
+                         Row{96, 16, 1024, 8}, Row{96, 8, 2048, 16}, Row{96, 64, 1024, 1}, Row{96, 64, 4096, 32},
+                         Row{96, 16, 16384, 32}, Row{64, 64, 4096, 1}, Row{128, 64, 1024, 8}}) {
     const Sm90BackwardKernel kernel = of_columns(row.columns);
     const int64_t query_tiles = row.length / kernel.config.kv_tile;
     EXPECT_EQ(choose_rings(row.heads, query_tiles, row.length / 128, kernel, kH100).key_tiles, row.key_tiles)

@@ -47,12 +47,16 @@ Rings choose_rings(int64_t heads, int64_t query_tiles, int64_t key_tiles, const 
                    int multiprocessors) {
   constexpr int64_t kHeads = 4;  // at a time
   constexpr int64_t kSmallest = 8;
-  constexpr int64_t kBusy = 95;    // percent of the multiprocessors, at least
-  constexpr int64_t kNarrow = 96;  // columns whose rings are faster only if blocks have few key tiles each
+  constexpr int64_t kBusy = 95;  // percent of the multiprocessors, at least
+  // Rings of narrow heads are faster only if blocks have few key tiles each; of tiles of 64 queries, also if heads are
+  // long.
+  constexpr int64_t kNarrow = 96;
   constexpr int64_t kFewEach = 2;
+  constexpr int64_t kLong = 32;
   constexpr Rings kNone = {.key_tiles = 1, .heads = 0};
   const bool narrow = std::max(kernel.config.head_dim_padded, kernel.config.value_dim_padded) <= kNarrow;
-  const bool many = heads * key_tiles > kFewEach * multiprocessors;
+  const bool is_long = kernel.config.kv_tile == 64 && key_tiles >= kLong;
+  const bool many = heads * key_tiles > kFewEach * multiprocessors && !is_long;
   if (!kernel.rings || heads == 0 || key_tiles == 0 || query_tiles == 0 || (narrow && many)) {
     return kNone;
   }
