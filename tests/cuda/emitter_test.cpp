@@ -303,6 +303,33 @@ TEST(Emitter, SlidingWindowsHaveLaterQueriesForLaterKeys) {
   }
 }
 
+// The order of the fused backward kernel's key tiles depends on it.
+TEST(Emitter, KeysWhoseFirstQueryIsLaterThanTheOneBefore) {
+  const std::string documents = "mask_mod(ids: i32[?]) { %0 = load ids[q]; %1 = load ids[kv]; %2 = eq %0, %1; ";
+  const std::string distance = "mod() { %0 = sub q, kv; ";
+  for (const auto& [text, later] : std::initializer_list<std::pair<std::string, bool>>{
+           {"causal", true},
+           {"causal=bottom_right", true},
+           {"window=1024", true},
+           {"window=64,0", true},
+           {"prefix=200 causal", true},
+           {"causal cu_seqlens", false},  // causal within sequences, whose beginnings it reads
+           {"cu_seqlens", false},
+           {"causal " + documents + "return %2 }", true},
+           {documents + "return %2 }", false},
+           {documents + "%3 = sub q, kv; %4 = ge %3, -700; %5 = and %2, %4; return %5 }", true},
+           {"causal mask_mod() { %0 = floor_div q, 1000; %1 = floor_div kv, 1000; %2 = eq %0, %1; return %2 }", true},
+           {"mask_mod() { %0 = floor_div q, 1000; %1 = floor_div kv, 1000; %2 = eq %0, %1; return %2 }", false},
+           {"mask_" + distance + "%1 = le %0, 0; return %1 }", false},
+           {"mask_" + distance + "%1 = ge %0, -100000; return %1 }", false},
+           {"score_" + distance + "%1 = ge %0, 0; %2 = select %1, score, -inf; return %2 }", true},
+           {"score_" + distance + "%1 = ge %0, 0; %2 = select %1, score, -1000.0; return %2 }", false},
+           {"", false},
+           {"alibi causal", true}}) {
+    EXPECT_EQ(begins_later(problem_of("attn h1 s64 d64 bf16 " + text)), later) << text;
+  }
+}
+
 // How the gradient of a captured tensor is summed depends on which indices its elements are read at.
 TEST(Emitter, GradientsOfCapturedTensors) {
   const Problem problem = problem_of(

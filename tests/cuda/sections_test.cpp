@@ -136,6 +136,37 @@ TEST(AlternatingHeads, OfTheKernelByRoles) {
   }
 }
 
+// Half a GPU's key tiles at once by roles, since two blocks share one.
+TEST(KeyOrder, MirrorsAllSectionsButTheLast) {
+  const Device h100 = {.multiprocessors = kH100, .l2_bytes = 50 << 20};
+  struct Row {
+    int columns;
+    int64_t heads;
+    int length, section, mirrored;
+  };
+  for (const Row& row :
+       {// As many heads as fit the cache.
+        Row{128, 16, 16384, 2, 14}, Row{128, 32, 8192, 4, 28}, Row{128, 64, 4096, 8, 56}, Row{96, 16, 16384, 2, 14},
+        Row{96, 64, 4096, 8, 56}, Row{128, 8, 65536, 1, 7}, Row{192, 64, 4096, 4, 60}, Row{192, 16, 16384, 2, 14},
+        // Not more of short ones, and sections of about equal size.
+        Row{128, 512, 512, 16, 496}, Row{128, 20, 4096, 7, 14}, Row{128, 17, 512, 9, 9},
+        // Few heads.
+        Row{128, 8, 4096, 4, 4}, Row{128, 4, 8192, 2, 2}, Row{128, 2, 32768, 1, 1}, Row{192, 4, 4096, 2, 2},
+        Row{128, 3, 4096, 16, 0}, Row{128, 1, 16384, 8, 0}, Row{128, 16, 512, 49, 0}, Row{128, 0, 512, 49, 0}}) {
+    Sm90BackwardKernel kernel = of_columns(row.columns);
+    kernel.config.q_tile = 128;
+    kernel.config.has_mask_mod = true;
+    kernel.heads_take_turns = true;
+    kernel.roles = row.columns > 128;
+    kernel.mirrors = true;
+    const KeyOrder order = choose_key_order(kernel, row.heads, 1, row.length, row.length, h100);
+    EXPECT_EQ(order.heads, row.section) << row.columns << " " << row.heads << " " << row.length;
+    EXPECT_EQ(order.mirrored, row.mirrored) << row.columns << " " << row.heads << " " << row.length;
+    kernel.mirrors = false;
+    EXPECT_EQ(choose_key_order(kernel, row.heads, 1, row.length, row.length, h100).mirrored, 0);
+  }
+}
+
 TEST(Rings, OccupyTheGpu) {
   struct Row {
     int64_t heads, q_len, kv_len;

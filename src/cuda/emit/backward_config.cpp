@@ -371,6 +371,10 @@ Sm90BackwardKernel sm90_kernel(const Problem& problem, Sm90BackwardKernel kernel
   kernel.exact_output = keeps_exact_output(problem);
   if (kernel.fused) {
     kernel.rings = kernel.ordered && !kernel.roles && !finds_visits(problem);
+    // As measured (docs/lessons/cuda_backward.md): with tiles of 128 queries, or heads that share keys, nothing is
+    // gained.
+    kernel.mirrors =
+        kernel.ordered && config.kv_tile == 64 && problem.q_heads == problem.kv_heads && begins_later(problem);
     kernel.heads_take_turns = !visits_differ_by_head(problem) && !is_sliding(problem);
     choose_parts(kernel);
   }
@@ -645,6 +649,7 @@ std::vector<std::string> definitions(const Sm90BackwardKernel& kernel) {
   list.push_back(fmt::format("-DFL_EXACT_OUTPUT={:d}", kernel.exact_output));
   list.push_back(fmt::format("-DFL_ORDERED={:d}", kernel.ordered));
   list.push_back(fmt::format("-DFL_RINGS={:d}", kernel.rings));
+  list.push_back(fmt::format("-DFL_MIRRORS={:d}", kernel.mirrors));
   list.push_back(fmt::format("-DFL_HEADS_TAKE_TURNS={:d}", kernel.heads_take_turns));
   list.push_back(fmt::format("-DFL_PART_COLUMNS={}", kernel.part_columns));
   list.push_back(fmt::format("-DFL_ROW_BOX_COLUMNS={}", kernel.row_box_columns));

@@ -47,6 +47,7 @@ struct Sm90BackwardKernel {
   bool exact_output = false;  // keeps_exact_output()
   bool ordered = true;        // if fused: key tiles add to d_q in a fixed order, so that it always has the same bits
   bool rings = false;         // if fused: key tiles may form rings (kernels/sm90/key_rings.cuh)
+  bool mirrors = false;       // if fused: BackwardParams::mirrored_heads may be more than 0
   // If fused: a tile of queries of all heads that share keys comes before the next one of any of them.
   bool heads_take_turns = false;
   int part_columns = 0;  // if fused: of d_q, that one warpgroup computes. By roles, in two parts.

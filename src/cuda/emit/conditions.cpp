@@ -1,6 +1,7 @@
 #include "cuda/emit/conditions.h"
 
 #include <algorithm>
+#include <functional>
 #include <limits>
 #include <optional>
 #include <span>
@@ -25,6 +26,83 @@ QueryBound at_most(const Linear& difference, int bound) {
 
 QueryBound at_least(const Linear& difference, int bound) {
   return at_most({-difference.q, -difference.kv, -difference.constant}, -bound);
+}
+
+// Which tiles of queries see some tiles of keys in the middle of a long sequence.
+class VisitProbe {
+ public:
+  explicit VisitProbe(const Problem& problem) {
+    const score::IntervalProgram::Domain domain = {.q_len = kLength, .kv_len = kLength};
+    if (problem.mask_mod) {
+      const Program plain = loading_conditions(*problem.mask_mod).empty()
+                                ? *problem.mask_mod
+                                : without_loading_conditions(*problem.mask_mod);
+      if (plain.captures.empty()) {
+        mask_.emplace(plain, std::span<const TensorView>(), domain);
+      }
+    }
+    if (problem.score_mod && problem.score_mod->captures.empty()) {
+      score_.emplace(*problem.score_mod, std::span<const TensorView>(), domain);
+    }
+  }
+
+  // The last tile of queries that sees a tile of keys, from its own on. None: it is as good as the last of all.
+  std::optional<int64_t> last_seen(int64_t key_tile) const {
+    if (sees(key_tile, key_tile + kFarthest, kLength / kTile - 1)) {
+      return std::nullopt;
+    }
+    int64_t tile = key_tile + kFarthest;
+    while (tile > key_tile && !sees(key_tile, tile, tile)) {
+      --tile;
+    }
+    return tile;
+  }
+
+  // The first one, up to its own. None: it is as good as the first of all.
+  std::optional<int64_t> first_seen(int64_t key_tile) const {
+    if (sees(key_tile, 0, key_tile - kFarthest)) {
+      return std::nullopt;
+    }
+    int64_t tile = key_tile - kFarthest;
+    while (tile < key_tile && !sees(key_tile, tile, tile)) {
+      ++tile;
+    }
+    return tile;
+  }
+
+ private:
+  static constexpr int64_t kLength = 1 << 20;
+  static constexpr int64_t kTile = 128;
+  static constexpr int64_t kFarthest = 512;  // tiles: longer windows are like none
+
+  bool sees(int64_t key_tile, int64_t first_query_tile, int64_t last_query_tile) const {
+    const score::Box box{.b = {},
+                         .h = {},
+                         .q = {first_query_tile * kTile, last_query_tile * kTile + kTile - 1},
+                         .kv = {key_tile * kTile, key_tile * kTile + kTile - 1}};
+    if (mask_ && score::truth(mask_->evaluate(box, scratch_)) == score::Truth::kFalse) {
+      return false;
+    }
+    const score::Interval scores = score_ ? score_->evaluate(box, scratch_) : score::Interval::everything(Type::kF32);
+    return scores.may_be_nan || scores.real_hi > -std::numeric_limits<double>::infinity();
+  }
+
+  std::optional<score::IntervalProgram> mask_;
+  std::optional<score::IntervalProgram> score_;
+  mutable std::vector<score::Interval> scratch_;
+};
+
+// Is a tile of queries later for most tiles of keys than for the one before, and known for all of them?
+bool rises(const std::function<std::optional<int64_t>(int64_t key_tile)>& query_tile) {
+  constexpr int64_t kFirst = 1000;
+  constexpr int64_t kPairs = 8;
+  int64_t later = 0;
+  std::optional<int64_t> last = query_tile(kFirst);
+  for (int64_t key_tile = kFirst + 1; last && key_tile <= kFirst + kPairs; ++key_tile) {
+    const std::optional<int64_t> previous = std::exchange(last, query_tile(key_tile));
+    later += last > previous ? 1 : 0;
+  }
+  return last && later > kPairs / 2;
 }
 
 }  // namespace
@@ -93,54 +171,13 @@ std::optional<std::vector<QueryBound>> query_bounds(const Program& mask_mod) {
 }
 
 bool is_sliding(const Problem& problem) {
-  constexpr int64_t kLength = 1 << 20;
-  constexpr int64_t kTile = 128;
-  constexpr int64_t kFarthest = 512;  // tiles: longer windows are like none
-  const score::IntervalProgram::Domain domain = {.q_len = kLength, .kv_len = kLength};
-  std::optional<score::IntervalProgram> mask;
-  std::optional<score::IntervalProgram> score;
-  if (problem.mask_mod) {
-    const Program plain = loading_conditions(*problem.mask_mod).empty() ? *problem.mask_mod
-                                                                        : without_loading_conditions(*problem.mask_mod);
-    if (plain.captures.empty()) {
-      mask.emplace(plain, std::span<const TensorView>(), domain);
-    }
-  }
-  if (problem.score_mod && problem.score_mod->captures.empty()) {
-    score.emplace(*problem.score_mod, std::span<const TensorView>(), domain);
-  }
-  std::vector<score::Interval> scratch;
-  const auto sees = [&](int64_t key_tile, int64_t first_query_tile, int64_t last_query_tile) {
-    const score::Box box{.b = {},
-                         .h = {},
-                         .q = {first_query_tile * kTile, last_query_tile * kTile + kTile - 1},
-                         .kv = {key_tile * kTile, key_tile * kTile + kTile - 1}};
-    if (mask && score::truth(mask->evaluate(box, scratch)) == score::Truth::kFalse) {
-      return false;
-    }
-    const score::Interval scores = score ? score->evaluate(box, scratch) : score::Interval::everything(Type::kF32);
-    return scores.may_be_nan || scores.real_hi > -std::numeric_limits<double>::infinity();
-  };
-  // The last tile of queries that sees the key tile, from its own on.
-  const auto last_seen = [&](int64_t key_tile) {
-    int64_t tile = key_tile + kFarthest;
-    while (tile > key_tile && !sees(key_tile, tile, tile)) {
-      --tile;
-    }
-    return tile;
-  };
-  constexpr int64_t kFirst = 1000;
-  constexpr int64_t kPairs = 8;
-  int64_t later = 0;
-  int64_t last = last_seen(kFirst);
-  for (int64_t key_tile = kFirst + 1; key_tile <= kFirst + kPairs; ++key_tile) {
-    if (sees(key_tile, key_tile + kFarthest, kLength / kTile - 1)) {
-      return false;
-    }
-    const int64_t previous = std::exchange(last, last_seen(key_tile));
-    later += last > previous ? 1 : 0;
-  }
-  return later > kPairs / 2;
+  const VisitProbe probe(problem);
+  return rises([&](int64_t key_tile) { return probe.last_seen(key_tile); });
+}
+
+bool begins_later(const Problem& problem) {
+  const VisitProbe probe(problem);
+  return rises([&](int64_t key_tile) { return probe.first_seen(key_tile); });
 }
 
 }  // namespace flashlift::cuda

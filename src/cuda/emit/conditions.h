@@ -33,4 +33,8 @@ std::optional<std::vector<QueryBound>> query_bounds(const Program& mask_mod);
 // captured tensors counts as hiding nothing.
 bool is_sliding(const Problem& problem);
 
+// Is a key's first query later than the one of an earlier key, as under a causal mask and in a sliding window? Decided
+// as in is_sliding().
+bool begins_later(const Problem& problem);
+
 }  // namespace flashlift::cuda

@@ -131,4 +131,27 @@ int alternating_heads(const Sm90BackwardKernel& kernel, int group, int q_len, in
   return static_cast<int>(kernel.config.has_mask_mod ? std::clamp(fit, kLeast, most) : kLeast);
 }
 
+KeyOrder choose_key_order(const Sm90BackwardKernel& kernel, int64_t heads, int group, int q_len, int kv_len,
+                          const Device& device) {
+  constexpr int64_t kMost = 16;
+  constexpr int64_t kSizes = 3;  // of sums: what the cache holds, since queries and d_out are read, too
+  constexpr int64_t kBusy = 95;  // percent of the key tiles that run at once, at least
+  const int64_t least = kernel.roles ? 2 : 1;
+  const int64_t at_once = kernel.roles ? device.multiprocessors / 2 : device.multiprocessors;
+  const int64_t sums = int64_t{q_len} * kernel.config.head_dim_padded * static_cast<int64_t>(sizeof(float));
+  const int64_t fit = std::clamp(device.l2_bytes / std::max<int64_t>(kSizes * sums, 1), least, kMost);
+  auto together = static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(fit)));
+  // Few heads: two sections, if one of them occupies the GPU.
+  const int64_t key_tiles = divide_up(int64_t{kv_len}, kernel.config.q_tile);
+  while (together >= heads && together > 1 && 100 * (together / 2) * key_tiles >= kBusy * at_once) {
+    together /= 2;
+  }
+  if (!kernel.mirrors || together >= heads) {
+    return {.heads = alternating_heads(kernel, group, q_len, kv_len, device), .mirrored = 0};
+  }
+  const int64_t sections = divide_up(heads, together);
+  const int64_t section = divide_up(heads, sections);
+  return {.heads = static_cast<int>(section), .mirrored = static_cast<int>((divide_up(heads, section) - 1) * section)};
+}
+
 }  // namespace flashlift::cuda

@@ -50,4 +50,16 @@ int alternating_heads(const Sm80FusedKernel& kernel, int q_len);
 // (Measured on an H100 and an H200: docs/lessons.)
 int alternating_heads(const Sm90BackwardKernel& kernel, int group, int q_len, int kv_len, const Device& device);
 
+// The order in which blocks of that kernel process key tiles, if there are no rings.
+struct KeyOrder {
+  int heads;     // key-value heads that alternate: a section
+  int mirrored;  // BackwardParams::mirrored_heads: those of all sections but the last
+};
+
+// `heads`: batch * kv_heads. Blocks of a mirrored section seldom wait for each other. It has as many heads as have
+// queries, d_out and sums that fit the L2 cache together. The last section is not mirrored, so that its longest key
+// tiles come first. (Measured on an H200: docs/lessons/cuda_backward.md.)
+KeyOrder choose_key_order(const Sm90BackwardKernel& kernel, int64_t heads, int group, int q_len, int kv_len,
+                          const Device& device);
+
 }  // namespace flashlift::cuda

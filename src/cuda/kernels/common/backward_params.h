@@ -111,6 +111,9 @@ struct BackwardParams {
   int kv_tiles;      // of the kernel that works on keys
   int ring_tiles;    // key tiles of a ring (sm90/key_rings.cuh)
   int stores_final;  // may the fused kernel store parts of d_q that are final
+  // Of Hopper's fused kernels: how many of all key-value heads, from the first one on, are mirrored
+  // (sm90/backward_fused.cu).
+  int mirrored_heads;
 
 #if FL_CAPTURE_COUNT > 0
   CaptureGradient gradients[FL_CAPTURE_COUNT];

@@ -12,6 +12,7 @@ struct KeyTile {
   int b;
   int kv_head;
   int first, last;
+  bool mirrored = false;  // do the head's last keys come first
 };
 
 // The queries of a section of heads fit the L2 cache together.
@@ -35,12 +36,18 @@ __device__ __forceinline__ KeyTile key_tile_of(const ForwardParams& params, int 
   return {tile, head / params.kv_heads, head % params.kv_heads, first_key, min(first_key + kKeys, params.kv_len) - 1};
 }
 
-// The heads of a section take turns. Early keys come first, because most queries see them under a causal mask.
+// The heads of a section take turns. Early keys come first, because most queries see them under a causal mask, but last in
+// the first `mirrored_heads` heads.
 template <int kKeys>
-__device__ __forceinline__ KeyTile key_tile(const ForwardParams& params, const BackwardParams& backward, int index) {
+__device__ __forceinline__ KeyTile key_tile(const ForwardParams& params, const BackwardParams& backward, int index,
+                                            int mirrored_heads = 0) {
   const KeySection section = key_section(params, backward, index);
-  const int tile = section.within / section.heads;
-  return key_tile_of<kKeys>(params, section.first_head + section.within - tile * section.heads, tile);
+  const int place = section.within / section.heads;
+  const int head = section.first_head + section.within - place * section.heads;
+  const bool mirrored = head < mirrored_heads;
+  KeyTile keys = key_tile_of<kKeys>(params, head, mirrored ? backward.kv_tiles - 1 - place : place);
+  keys.mirrored = mirrored;
+  return keys;
 }
 
 __device__ __forceinline__ int key_tile_count(const ForwardParams& params, const BackwardParams& backward) {

@@ -11,6 +11,11 @@
 // tile waits only for tiles of lower numbers, which blocks took before it, and iterates from the last queries to the
 // first. Under a causal mask, the first keys, which most queries see, take the most time and come first, and blocks
 // that start together process the same queries one after the other.
+//
+// Those that start together wait for each other at every tile. Where each key tile begins with later queries than the one
+// before, most heads are therefore mirrored (BackwardParams::mirrored_heads): late keys come first, and a key tile iterates
+// from its first queries to the last, so that the one it waits for is two tiles ahead of it from the start. The last heads
+// are not, since their longest key tiles would come at the end.
 // If nothing is masked, key tiles form rings instead (key_rings.cuh).
 //
 // A second kernel scales and rounds the sums.
@@ -27,7 +32,7 @@ __device__ __forceinline__ auto keys_at(const ForwardParams& params, const Backw
 #if FL_RINGS
   return ring_tile<FL_BLOCK_M>(params, backward, index);
 #else
-  return key_tile<FL_BLOCK_M>(params, backward, index);
+  return fused_key_tile(params, backward, index);
 #endif
 }
 
@@ -436,6 +441,7 @@ __device__ __forceinline__ void produce(const ForwardParams& params, const Backw
     const auto keys = keys_at(params, backward, index);
     producer.b = keys.b;
     producer.kv_head = keys.kv_head;
+    producer.mirrored = keys.mirrored;
     producer.prefetch_rows(params.k_map, params.v_map, keys.b, keys.kv_head, keys.first);
     const auto load_rows = [&](const ColumnRings& first) {
       // Who has given the last tile's d_out back has multiplied it with the last values.
@@ -449,7 +455,7 @@ __device__ __forceinline__ void produce(const ForwardParams& params, const Backw
       producer.load_keys(keys.first);
     };
     const int first_head = keys.kv_head * params.group;
-    const BlockRows rows{keys.b, first_head, first_head + params.group - 1, keys.first, keys.last};
+    const BlockRows rows{keys.b, first_head, first_head + params.group - 1, keys.first, keys.last, keys.mirrored};
     if constexpr (kInRings) {
       if (!producer.load_ring(rows, kBlockVBytes, load_rows) && producer.leads()) {
         leave_keys(tiles, static_cast<int>(taken / 2));

@@ -1,10 +1,17 @@
-// Shared code of the fused Hopper backward kernels: keys that are not finite, and the rounding of d_q's sums.
+// Shared code of the fused Hopper backward kernels: their key tiles, keys that are not finite, and the rounding of d_q's
+// sums.
 #pragma once
 
 #include "cuda/kernels/sm90/backward_adder.cuh"
 #include "cuda/kernels/sm90/backward_gradients.cuh"
 
 namespace flashlift::cuda {
+
+// The key tile of an index; there are no rings.
+__device__ __forceinline__ KeyTile fused_key_tile(const ForwardParams& params, const BackwardParams& backward,
+                                                  int index) {
+  return key_tile<FL_BLOCK_M>(params, backward, index, backward.mirrored_heads);
+}
 
 __device__ __forceinline__ bool has_nonfinite_half(u32 pair) {
   constexpr u32 kExponent = FL_BF16 ? 0x7f80 : 0x7c00;

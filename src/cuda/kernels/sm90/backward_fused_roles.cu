@@ -110,16 +110,17 @@ __device__ __forceinline__ void produce(const ForwardParams& params, const Backw
       producer.end();
       return;
     }
-    const KeyTile keys = key_tile<FL_BLOCK_M>(params, backward, index);
+    const KeyTile keys = fused_key_tile(params, backward, index);
     const int first_key = keys.first + 64 * static_cast<int>(rank);
     producer.b = keys.b;
     producer.kv_head = keys.kv_head;
+    producer.mirrored = keys.mirrored;
     producer.prefetch_rows(params.k_map, params.v_map, keys.b, keys.kv_head, first_key);
     const int first_head = keys.kv_head * params.group;
     // The tile for no rows.
     const ColumnTile nothing{true, first_head, (tiles.tiles - 1) * tiles.rows, kPartial};
     producer.load_all(
-        {keys.b, first_head, first_head + params.group - 1, keys.first, keys.last}, nothing, kBlockVBytes, [] {},
+        {keys.b, first_head, first_head + params.group - 1, keys.first, keys.last, keys.mirrored}, nothing, kBlockVBytes, [] {},
         [&](const ColumnRings& first) {
           // Who has given the last tile's d_out back has multiplied it with the last values.
           const ColumnRings last = first.before();
@@ -147,7 +148,7 @@ __device__ __forceinline__ void for_each_tile(const ForwardParams& params, const
     if (index == kNoKeys) {
       break;
     }
-    use(key_tile<FL_BLOCK_M>(params, backward, index));
+    use(fused_key_tile(params, backward, index));
   }
 }
 

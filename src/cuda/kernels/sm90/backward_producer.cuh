@@ -12,6 +12,7 @@ struct BlockRows {
   int b;
   int h, last_h;  // query heads: one, or all that share the keys
   int first, last;
+  bool mirrored = false;  // of the fused kernel: as KeyTile::mirrored
 };
 
 struct ColumnTile {
@@ -19,15 +20,18 @@ struct ColumnTile {
   int h = 0;      // of its queries
   int first = 0;  // column
   int flags = 0;  // kPartial, kPlain
-  // Of the fused kernel: the key tile before the block's sees it, too; so does the one behind.
+  // Of the fused kernel: the key tile that comes before the block's sees it, too; so does the one that comes behind.
   bool follows = false;
   bool precedes = false;
 };
 
+// How much further on the key tile is that comes behind one of the fused kernel. (A constant takes no register.)
+__device__ __forceinline__ int key_tile_step(bool mirrored) { return FL_MIRRORS && mirrored ? -1 : 1; }
+
 // The column tiles that the rows see. A warp classifies 32 tiles at a time. If there are more, it first classifies 32
 // runs of tiles, since a mask often keeps little of a long sequence, and the consumers wait for the first tile. In the
-// fused kernel the last columns come first, and no tile is skipped with its run: other blocks classify each tile alone,
-// and must get the same result.
+// fused kernel the last columns come first, unless the head is mirrored, and no tile is skipped with its run: other blocks
+// classify each tile alone, and must get the same result.
 //
 // Query heads that share the keys come one after the other. With FL_HEADS_TAKE_TURNS, a tile comes for all of them before
 // the next tile does. Under a causal mask and within documents, a key tile sees fewer queries than the one before: head
@@ -67,19 +71,24 @@ class ColumnTiles {
     }
     return {true,
             head,
-            (FL_FUSED ? tiles_ - 1 - tile : tile) * FL_BLOCK_N,
+            first_column(tile),
             ((partial_ >> bit & 1) != 0 ? kPartial : 0) | ((plain_ >> bit & 1) != 0 ? kPlain : 0),
             (follows_ >> bit & 1) != 0,
             (precedes_ >> bit & 1) != 0};
   }
 
  private:
+  // Of a tile, by its place in the order of the tiles.
+  __device__ __forceinline__ int first_column(int tile) const {
+    return (FL_FUSED && !(FL_MIRRORS && rows_.mirrored) ? tiles_ - 1 - tile : tile) * FL_BLOCK_N;
+  }
+
   // Of `count` tiles from `tile` on.
   __device__ __forceinline__ TileKind classify(int tile, int count) const {
     return classify(tile, count, rows_.first, rows_.last);
   }
   __device__ __forceinline__ TileKind classify(int tile, int count, int first_row, int last_row) const {
-    const int first = (FL_FUSED ? tiles_ - 1 - tile : tile) * FL_BLOCK_N;
+    const int first = first_column(tile);
     if (first >= columns_ || first < 0) {
       return kTileSkipped;
     }
@@ -89,6 +98,12 @@ class ColumnTiles {
     return classify_scores(params_, rows_.b, head_, kRowsAreKeys ? first : first_row, kRowsAreKeys ? last : last_row,
                            kRowsAreKeys ? first_row : first, kRowsAreKeys ? last_row : last,
                            rows_exist && last - first == count * FL_BLOCK_N - 1);
+  }
+
+  // Is there such a key tile, and does it see the tile?
+  __device__ __forceinline__ bool is_seen_by(int tile, int first_key) const {
+    return first_key >= 0 && first_key < params_.kv_len &&
+           classify(tile, 1, first_key, min(first_key + FL_BLOCK_M, params_.kv_len) - 1) != kTileSkipped;
   }
 
   __device__ __forceinline__ void remember_partial(TileKind kind) {
@@ -108,14 +123,10 @@ class ColumnTiles {
       hits_ = hits;
       remember_partial(kind);
 #if FL_FUSED
-      const bool follows = rows_.first > 0 && kind != kTileSkipped &&
-                           classify(tile, 1, rows_.first - FL_BLOCK_M, rows_.first - 1) != kTileSkipped;
-      follows_ = __ballot_sync(0xffffffff, follows);
+      const int step = key_tile_step(rows_.mirrored) * FL_BLOCK_M;
+      follows_ = __ballot_sync(0xffffffff, kind != kTileSkipped && is_seen_by(tile, rows_.first - step));
       if (kStoresFinal) {
-        const int behind = rows_.last + 1;
-        const bool precedes = behind < params_.kv_len && kind != kTileSkipped &&
-                              classify(tile, 1, behind, min(behind + FL_BLOCK_M, params_.kv_len) - 1) != kTileSkipped;
-        precedes_ = __ballot_sync(0xffffffff, precedes);
+        precedes_ = __ballot_sync(0xffffffff, kind != kTileSkipped && is_seen_by(tile, rows_.first + step));
       }
 #endif
     } else {
@@ -172,6 +183,7 @@ struct Producer {
   int kv_head;
 #if FL_FUSED
   const BackwardParams& backward;
+  bool mirrored = false;  // as KeyTile::mirrored
 #endif
   ColumnRings rings;
   int visit = 0;
@@ -315,25 +327,32 @@ struct Producer {
   }
   __device__ __forceinline__ int last_step() const { return (params.q_len - 1) / FL_BLOCK_N; }
 
+  __device__ __forceinline__ bool is_key_tile(int tile) const {
+    return tile >= 0 && tile * FL_BLOCK_M < params.kv_len;
+  }
+  __device__ __forceinline__ bool sees(int key_tile, const ColumnTile& tile) const {
+    const int q_last = min(tile.first + FL_BLOCK_N, params.q_len) - 1;
+    const int kv_first = key_tile * FL_BLOCK_M;
+    return is_key_tile(key_tile) &&
+           classify_scores(params, b, tile.h, tile.first, q_last, kv_first,
+                           min(kv_first + FL_BLOCK_M, params.kv_len) - 1, true) != kTileSkipped;
+  }
+
   // The key tile that adds to the same d_q before this one, or -1.
   template <bool kInRing>
   __device__ __forceinline__ int previous_keys(int key_tile, const ColumnTile& tile) const {
     if (kInRing) {
       return ring().previous(backward.ring_tiles, last_step() - tile.first / FL_BLOCK_N);
     }
+    const int step = key_tile_step(mirrored);
     if (tile.follows) {
-      return key_tile - 1;
+      return key_tile - step;
     }
-    const int q_last = min(tile.first + FL_BLOCK_N, params.q_len) - 1;
 #pragma unroll 1
-    for (int base = key_tile - 2; base >= 0; base -= 32) {
-      const int candidate = base - static_cast<int>(threadIdx.x % 32);
-      const int kv_first = candidate * FL_BLOCK_M;
-      const bool sees = candidate >= 0 && classify_scores(params, b, tile.h, tile.first, q_last, kv_first,
-                                                          kv_first + FL_BLOCK_M - 1, true) != kTileSkipped;
-      const u32 hits = __ballot_sync(0xffffffff, sees);
+    for (int nearest = key_tile - 2 * step; is_key_tile(nearest); nearest -= 32 * step) {
+      const u32 hits = __ballot_sync(0xffffffff, sees(nearest - step * static_cast<int>(threadIdx.x % 32), tile));
       if (hits != 0) {
-        return base - (__ffs(hits) - 1);
+        return nearest - step * (__ffs(hits) - 1);
       }
     }
     return -1;
@@ -349,14 +368,10 @@ struct Producer {
       return false;
     }
 #if FL_HAS_MASK_MOD || FL_SCORE_MASKS
-    const int q_last = min(tile.first + FL_BLOCK_N, params.q_len) - 1;
+    const int step = key_tile_step(mirrored);
 #pragma unroll 1
-    for (int first = (key_tile + 2) * FL_BLOCK_M; first < params.kv_len; first += 32 * FL_BLOCK_M) {
-      const int kv_first = first + static_cast<int>(threadIdx.x % 32) * FL_BLOCK_M;
-      const bool sees = kv_first < params.kv_len &&
-                        classify_scores(params, b, tile.h, tile.first, q_last, kv_first,
-                                        min(kv_first + FL_BLOCK_M, params.kv_len) - 1, true) != kTileSkipped;
-      if (__any_sync(0xffffffff, sees)) {
+    for (int nearest = key_tile + 2 * step; is_key_tile(nearest); nearest += 32 * step) {
+      if (__any_sync(0xffffffff, sees(nearest + step * static_cast<int>(threadIdx.x % 32), tile))) {
         return false;
       }
     }

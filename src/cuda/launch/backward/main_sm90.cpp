@@ -161,14 +161,16 @@ class MainSm90 : public BackwardMain {
   void order_key_tiles(BackwardCall& call) const {
     const Sm90BackwardKernel& kernel = *config_.fused;
     ForwardParams& params = call.forward;
-    const Rings rings =
-        choose_rings(int64_t{params.batch} * params.kv_heads, divide_up(params.q_len, kernel.config.kv_tile),
-                     key_tiles(params), kernel, device_.multiprocessors);
+    const int64_t heads = int64_t{params.batch} * params.kv_heads;
+    const Rings rings = choose_rings(heads, divide_up(params.q_len, kernel.config.kv_tile), key_tiles(params), kernel,
+                                     device_.multiprocessors);
     call.backward.ring_tiles = rings.key_tiles;
     const bool has_rings = rings.key_tiles > 1;
-    const int heads =
-        has_rings ? rings.heads : alternating_heads(kernel, params.group, params.q_len, params.kv_len, device_);
-    params.heads_per_section = heads * params.group;
+    const KeyOrder order = has_rings
+                               ? KeyOrder{.heads = rings.heads, .mirrored = 0}
+                               : choose_key_order(kernel, heads, params.group, params.q_len, params.kv_len, device_);
+    params.heads_per_section = order.heads * params.group;
+    call.backward.mirrored_heads = order.mirrored;
     // Consumers that store final parts are late for their ring, which costs more than to round long sums afterwards.
     constexpr int kLongQueries = 4096;
     call.backward.stores_final = call.backward.vector_d_q && !(has_rings && params.q_len >= kLongQueries);
