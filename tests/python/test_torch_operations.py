@@ -1,5 +1,7 @@
 """Operations of score_mods, beside PyTorch's own for each pair of coordinates."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -91,6 +93,8 @@ OPERATIONS = {
     "variance of bfloat16": lambda s, b, h, i, j: torch.var_mean(HALVES[i] * HALVES[j], correction=0)[0].float(),
     "largest boolean": lambda s, b, h, i, j: (BOOLEANS[i] & BOOLEANS[j]).amax() + BOOLEANS[i].amin(0) * 0.5,
     "limited boolean": lambda s, b, h, i, j: BOOLEANS[i, j].clamp(max=BOOLEANS[j, i]) * 1.0,
+    "quotient by infinity": lambda s, b, h, i, j: (i - j) * 1.5 // math.inf + (i - 2.5) // ((j - 2.5) / 0.0),
+    "large exponents": lambda s, b, h, i, j: ((i - 2).clamp(-1, 1) ** (j + 62)) * 1.0,
     "no times a boolean": lambda s, b, h, i, j: torch.add(BOOLEANS[i, j], BOOLEANS[j, i], alpha=False) * 1.0,
 }
 

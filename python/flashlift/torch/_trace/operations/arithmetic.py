@@ -47,12 +47,25 @@ def _floor_divide(builder: Builder, x: Node, y: Node) -> Node:
         if y.op == "constant" and math.frexp(y.payload)[0] in (0.5, -0.5):
             return down  # the quotient by a power of 2 is exact
         # 1 // 0.1 is 9, but the quotient is rounded up to 10: the remainder is then nearly the divisor.
+        down = _below_zero(builder, x, y, quotient, down)
         rest = builder.emit("abs", _remainder(builder, x, y))
         is_near = builder.emit("gt", _scaled(builder, rest, 2.0), builder.emit("abs", y))
         is_rounded_up = builder.emit("and", is_near, builder.emit("eq", down, quotient))
         one, none = builder.constant(1.0, "f32"), builder.constant(0.0, "f32")
         return builder.emit("sub", down, builder.emit("select", is_rounded_up, one, none))
     return x if y.op == "constant" and y.payload == 1 else builder.emit("floor_div", x, y)
+
+
+def _below_zero(builder: Builder, x: Node, y: Node, quotient: Node, down: Node) -> Node:
+    """The integer below a quotient: -1 and not 0 where the quotient is a negative number that is rounded to 0, as any
+    number by infinity is."""
+    if y.op == "constant" and math.isfinite(y.payload):
+        return down
+    zero = builder.constant(0.0, "f32")
+    differs = builder.emit("xor", builder.emit("lt", x, zero), builder.emit("lt", y, zero))
+    is_rounded = builder.emit("and", builder.emit("eq", quotient, zero), builder.emit("ne", x, zero))
+    below = builder.emit("and", is_rounded, differs)
+    return builder.emit("select", below, builder.constant(-1.0, "f32"), down)
 
 
 def _remainder(builder: Builder, x: Node, y: Node) -> Node:
@@ -99,12 +112,16 @@ def _integer_power(builder: Builder, x: Node, y: Node) -> Node:
     bases 1 and -1."""
     zero, one = builder.constant(0, y.type), builder.constant(1, y.type)
     result, square = builder.constant(1, x.type), x
-    for bit in range(6):  # 2 ** 64 is 0 in 64 bits
+    for bit in range(6):
         bits = builder.emit("and", builder.emit("shr", y, builder.constant(bit, y.type)), one)
         result = builder.emit("select", builder.emit("ne", bits, zero), builder.emit("mul", result, square), result)
         square = builder.emit("mul", square, square)
     is_unit = builder.emit("eq", builder.emit("abs", x), builder.constant(1, x.type))
     whole = builder.emit("select", is_unit, result, builder.constant(0, x.type))
+    # From an exponent of 64 on, powers of even numbers are 0 in 64 bits.
+    is_odd = builder.emit("eq", builder.emit("and", x, builder.constant(1, x.type)), builder.constant(1, x.type))
+    fits = builder.emit("or", is_odd, builder.emit("lt", y, builder.constant(64, y.type)))
+    result = builder.emit("select", fits, result, builder.constant(0, x.type))
     return builder.emit("select", builder.emit("lt", y, zero), whole, result)
 
 
