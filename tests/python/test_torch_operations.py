@@ -93,8 +93,13 @@ OPERATIONS = {
     "variance of bfloat16": lambda s, b, h, i, j: torch.var_mean(HALVES[i] * HALVES[j], correction=0)[0].float(),
     "largest boolean": lambda s, b, h, i, j: (BOOLEANS[i] & BOOLEANS[j]).amax() + BOOLEANS[i].amin(0) * 0.5,
     "limited boolean": lambda s, b, h, i, j: BOOLEANS[i, j].clamp(max=BOOLEANS[j, i]) * 1.0,
+    "hypotenuse of two types": lambda s, b, h, i, j: torch.hypot(HALVES[i, j], TABLE[j, i]),
     "quotient by infinity": lambda s, b, h, i, j: (i - j) * 1.5 // math.inf + (i - 2.5) // ((j - 2.5) / 0.0),
     "large exponents": lambda s, b, h, i, j: ((i - 2).clamp(-1, 1) ** (j + 62)) * 1.0,
+    "cumulated sum": lambda s, b, h, i, j: (
+        torch.cumsum(HALVES[i] * (j + 1) / 4, 0)[4].float() + BYTES[i].cumsum(0)[j] / 64
+    ),
+    "cumulated product": lambda s, b, h, i, j: (TABLE[:, :3] + s + i).cumprod(-1)[j, 2],
     "no times a boolean": lambda s, b, h, i, j: torch.add(BOOLEANS[i, j], BOOLEANS[j, i], alpha=False) * 1.0,
 }
 

@@ -4,7 +4,9 @@ Each is plain PyTorch over traced tensors, in the signature of the ATen operatio
 """
 
 import functools
+import itertools
 import math
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -169,6 +171,27 @@ def _cosine_similarity(x: Tensor, y: Tensor, dim: int = 1, eps: float = 1e-8) ->
     x, y = torch.broadcast_tensors(x, y)
     norms = [(one * one).sum(dim).sqrt().clamp(min=eps) for one in (x, y)]
     return (x * y).sum(dim) / (norms[0] * norms[1])
+
+
+def _hypotenuse(x: Tensor, y: Tensor) -> Tensor:
+    wide = x.float(), y.float()
+    return (wide[0] * wide[0] + wide[1] * wide[1]).sqrt().to(torch.result_type(x, y))
+
+
+def _cumulated(of_two: Callable[[Tensor, Tensor], Tensor]) -> Callable[..., Tensor]:
+    """Sums or products of the first elements, in float32 for floats of 16 bits and in int64 for integers, as torch
+    computes them."""
+
+    def compute(x: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor:
+        dtype = dtype or (x.dtype if x.is_floating_point() else torch.int64)
+        wide = x.float() if dtype.is_floating_point else x.to(torch.int64)
+        if x.dim() == 0:
+            return wide.to(dtype)
+        check_count("a cumulated sum or product", x.shape[dim])
+        elements = [wide.select(dim, i).unsqueeze(dim) for i in range(x.shape[dim])]
+        return torch.cat(list(itertools.accumulate(elements, of_two)), dim).to(dtype)
+
+    return compute
 
 
 def _copysign(x: Tensor, y: Tensor | float) -> Tensor:
@@ -348,8 +371,10 @@ COMPOSITES: dict[str, Callable] = {
     "aten::gather": _gather,
     "aten::take_along_dim": _take_along_dim,
     "aten::roll": _roll,
+    "aten::cumsum": _cumulated(operator.add),
+    "aten::cumprod": _cumulated(operator.mul),
     "aten::lerp": _lerp,
-    "aten::hypot": lambda x, y: (x * x + y * y).sqrt(),
+    "aten::hypot": _hypotenuse,
     "aten::copysign": _copysign,
     "aten::fmax": _without_nan(torch.maximum, torch.ge),
     "aten::fmin": _without_nan(torch.minimum, torch.le),
