@@ -298,19 +298,138 @@ class Straight(torch.autograd.Function):
         return gradient
 
 
-@pytest.mark.parametrize("of_score", [True, False])
-def test_backward_functions_in_a_mod_are_refused(of_score):
+class Reversed(torch.autograd.Function):
+    """Returns its argument itself, with the opposite gradient."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x):
+        return x
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        pass
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return -gradient
+
+
+class Power(torch.autograd.Function):
+    """factor * base ** x, whose backward function reads the result, an argument and a number."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x, base, factor):
+        with torch.no_grad():
+            return factor * base**x
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(inputs[0], inputs[1], output)
+        ctx.scale = 0.5
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, gradient):
+        x, base, power = ctx.saved_tensors
+        d_x = torch.where(x < 0, gradient * power, gradient * ctx.scale)
+        return d_x, power * x / base * gradient if ctx.needs_input_grad[1] else None, None
+
+
+class Clipped(Reversed):
+    """Limits the gradient, which is no product with it."""
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient.clamp(-0.01, 0.01)
+
+
+class Two(Reversed):
+    @staticmethod
+    def forward(x):
+        return x * 2, x * 3
+
+    @staticmethod
+    def backward(ctx, first, second):
+        return first + second
+
+
+class Undifferentiated(Reversed):
+    @staticmethod
+    def forward(x):
+        return x * 2
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.mark_non_differentiable(output)
+
+
+@torch.library.custom_op("flashlift_tests::rounded", mutates_args=())
+def rounded(x: torch.Tensor) -> torch.Tensor:
+    return torch.round(x)
+
+
+rounded.register_fake(torch.empty_like)
+rounded.register_autograd(lambda ctx, gradient: gradient * 3)
+rounded.register_vmap(lambda info, dims, x: (rounded(x), dims[0]))
+
+SLOPES = torch.tensor([0.5, 1.5, -0.7, 0.9], requires_grad=True)
+OWN_GRADIENTS = {
+    "rounded": lambda s, b, h, i, j: Straight.apply(2 * s + SLOPES[h]),
+    "reversed": lambda s, b, h, i, j: Reversed.apply(s * SLOPES[h]) + s / 4,
+    "reversed parameter": lambda s, b, h, i, j: s * Reversed.apply(SLOPES[h]),
+    "composed": lambda s, b, h, i, j: Straight.apply(Power.apply(Reversed.apply(s), SLOPES[h].abs(), 2.0)) + s,
+    "used twice": lambda s, b, h, i, j: (lambda y: y.detach() + y * y)(Power.apply(s, SLOPES[h] * SLOPES[h], 1.0)),
+    "custom operation": lambda s, b, h, i, j: rounded(2 * s + SLOPES[h]),
+    "under a condition": lambda s, b, h, i, j: torch.where(i < j, Reversed.apply(s), s * SLOPES[h]).view(1)[0],
+}
+
+
+@pytest.mark.parametrize("is_graph", [False, True])
+@pytest.mark.parametrize("name", OWN_GRADIENTS)
+def test_gradients_that_a_mod_defines(name, is_graph):
+    score_mod = OWN_GRADIENTS[name]
     q, k, v = (one.requires_grad_() for one in small())
-    bias = torch.randn(4, requires_grad=True)
+    inputs = (q, k, v, SLOPES)
+    attend = flex_attention
+    if is_graph:
+        torch._dynamo.reset()  # each mod is a graph of its own, of which Dynamo keeps a limited number
+        attend = torch.compile(flex_attention, backend="aot_eager", fullgraph=True)
+    ours = attend(q, k, v, score_mod, enable_gqa=True)
+    whole = unfused(q, k, v, score_mod)[0]
+    torch.testing.assert_close(ours, whole)
+    for one, other in zip(*(torch.autograd.grad(out.sin().sum(), inputs) for out in (ours, whole)), strict=True):
+        torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-4)
 
-    def score_mod(score, b, h, i, j):
-        return Straight.apply(score) + bias[h] if of_score else score * Straight.apply(bias)[h]
 
+def test_results_that_a_function_marks_as_not_differentiable():
+    q, k, v = (one.requires_grad_() for one in small())
+    mods = [lambda s, *_: Undifferentiated.apply(s) + s / 2, lambda s, *_: s.detach() * 2 + s / 2]  # vmap ignores marks
+    ours, same = (grad_of_sum(lambda *qkv: flex_attention(*qkv, mod, enable_gqa=True).sin(), q, k, v) for mod in mods)
+    torch.testing.assert_close(ours, same, atol=0, rtol=0)
+
+
+REFUSED = {
+    "Clipped": lambda s, b, h, i, j: Clipped.apply(s) + SLOPES[h],
+    "Two": lambda s, b, h, i, j: sum(Two.apply(s)) + SLOPES[h],
+    "Straight": lambda s, b, h, i, j: s * Straight.apply(SLOPES)[h],
+    "Reversed": lambda s, b, h, i, j: s * Reversed.apply((SLOPES * 2).chunk(1)[0])[h],
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_backward_functions_that_are_no_factors_are_refused(name):
+    torch._dynamo.reset()
+    score_mod, bias = REFUSED[name], SLOPES
+    q, k, v = (one.requires_grad_() for one in small())
     out = flex_attention(q, k, v, score_mod, enable_gqa=True)
     torch.testing.assert_close(out, unfused(q, k, v, score_mod)[0])
     torch.autograd.grad(out.sum(), v, retain_graph=True)
     for one in (q, k, bias):
-        with pytest.raises(flashlift.UnsupportedError, match=r"torch.autograd.Function \(Straight\)"):
+        with pytest.raises(flashlift.UnsupportedError, match=rf"torch.autograd.Function \({name}\)"):
             torch.autograd.grad(out.sum(), one, retain_graph=True)
     graph = torch.compile(flex_attention, backend="aot_eager", fullgraph=True)
     with torch.no_grad():

@@ -20,6 +20,7 @@ from flashlift.torch._version import VERSION
 
 __all__ = [
     "BELOW_AUTOGRAD",
+    "WITH_AUTOGRAD",
     "COMPOSITE",
     "DLPACK_EXCHANGE",
     "LIBRARY",
@@ -42,6 +43,7 @@ __all__ = [
     "disable_transforms",
     "disabled_torch_function",
     "forward_mode_level",
+    "has_autograd_kernel",
     "is_legacy_batched",
     "is_inductor_loaded",
     "is_making_graph",
@@ -49,8 +51,10 @@ __all__ = [
     "is_traced_by_jit",
     "is_wrapped_by_transform",
     "no_subclasses",
+    "no_torch_functions",
+    "output_count",
     "outside_of_jit",
-    "set_grad_enabled",
+    "registered_backward",
     "sliced_mask_mod_error",
     "to_dlpack",
     "tree_map_only",
@@ -62,7 +66,9 @@ _C: Any = torch._C
 
 LIBRARY: str = _C.__file__
 COMPOSITE = _C.DispatchKey.CompositeExplicitAutograd
-BELOW_AUTOGRAD = _C._AutoDispatchBelowAutograd
+BELOW_AUTOGRAD = _C._AutoDispatchBelowADInplaceOrView
+WITH_AUTOGRAD = functools.partial(_C._SetExcludeDispatchKeyGuard, _C.DispatchKey.AutogradFunctionality, False)
+no_torch_functions = _C.DisableTorchFunction
 no_subclasses = _C.DisableTorchFunctionSubclass
 disabled_torch_function = _C._disabled_torch_function_impl
 RecordFunction = _C._profiler._RecordFunctionFast
@@ -93,7 +99,6 @@ empty_on_cpu: Any = getattr(_C._dynamo.guards, "_empty_strided_cpu", None)
 # DLPack's C exchange interface, available since 2.10.
 DLPACK_EXCHANGE: Any = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
 
-set_grad_enabled = _C._set_grad_enabled
 to_dlpack = _C._to_dlpack
 unsafe_index = torch.ops.aten._unsafe_index
 
@@ -177,6 +182,24 @@ def differentiable(operator: Any, backward: Any, setup_context: Any = None) -> A
     from torch._library.autograd import Info, make_autograd_impl
 
     return make_autograd_impl(operator, Info(backward, setup_context))
+
+
+def has_autograd_kernel(operator: Any) -> bool:
+    return _C._dispatch_has_kernel_for_dispatch_key(operator.name(), "Autograd")
+
+
+def registered_backward(operator: Any) -> bool:
+    """Whether an operator with a kernel for autograd has a backward function: torch.library.custom_op always registers
+    such a kernel."""
+    from torch._library.custom_ops import OPDEFS
+
+    found = OPDEFS.get(operator._schema.name)
+    return found is None or found._backward_fn is not None
+
+
+def output_count(node: Any) -> int:
+    """How many results a node of autograd's graph has."""
+    return len(node._input_metadata)
 
 
 def is_inductor_loaded() -> bool:

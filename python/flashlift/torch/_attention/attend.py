@@ -39,9 +39,10 @@ def attend(
         features.insert(0, "nondeterministic")
     scale = 1.0 / math.sqrt(query.size(-1)) if scale is None else float(scale)
     words = " ".join([f"dropout={float(dropout_p)!r}", *features] if dropout_p else features)
-    functions = [trace.autograd_function for trace, _ in programs if trace.autograd_function is not None]
+    functions = [(trace.autograd_function, leaves) for trace, leaves in programs if trace.autograd_function is not None]
     if functions and torch.is_grad_enabled():
-        query, key, *captures = (without_gradient(one, functions[0]) for one in (query, key, *captures))
+        name, leaves = functions[0]
+        query, key, *captures = (without_gradient(one, name, leaves.tensors) for one in (query, key, *captures))
     in_one_pass = want_max and query.device.type == "cpu"
     call = Call(query, key, value, captures, sinks, seed, words, scale, in_one_pass)
     out, lse, maximum = call_kernel(call)

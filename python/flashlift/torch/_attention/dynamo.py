@@ -92,8 +92,6 @@ def _trace_graph(graph: Any, kind: str, captured: list, factor: Any = None) -> t
             raise
         # The mod divides by a captured integer. (An index by a stand-in is in range if that is 0.)
         found, leaves = _trace_captures(mod, kind, captured, floats, 1)
-    if kind == "score_mod" and _calls_autograd_function(graph):
-        found.autograd_function = "of a graph"
     if found.depends_on_sizes or _reads_sizes(graph):
         for one in leaves.tensors:
             _ = [int(size) for size in one.shape]  # Dynamo compiles again for other sizes
@@ -153,11 +151,6 @@ def _reads_sizes(graph: Any) -> bool:
     return any(node.op == "call_method" and node.target in ("size", "numel", "__len__") for node in _nodes(graph))
 
 
-def _calls_autograd_function(graph: Any) -> bool:
-    apply = torch.ops.higher_order.autograd_function_apply
-    return any(node.target is apply for node in _nodes(graph))
-
-
 def _fixed(symbol: Any) -> int | float:
     """The number that a symbol stands for. Dynamo compiles again if the number changes."""
     return float(symbol) if isinstance(symbol, (float, torch.SymFloat)) else int(symbol)
@@ -181,7 +174,9 @@ def _stand_in(tensor: torch.Tensor, content: int) -> torch.Tensor:
     that may change are those of the first call."""
     sizes = [hint_of(size) for size in tensor.shape]
     with disable_modes():  # a plain tensor, not a fake one
-        return torch.full((), content, dtype=tensor.dtype, device="cpu").expand(sizes)
+        made = torch.full((), content, dtype=tensor.dtype, device="cpu").expand(sizes)
+        # Whether the captured tensor needs a gradient may differ from call to call.
+        return made.requires_grad_() if made.is_floating_point() else made
 
 
 flex_attention_hop = _FlexAttention()

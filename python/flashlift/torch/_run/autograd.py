@@ -133,7 +133,7 @@ class _WithoutGradient(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(tensor: torch.Tensor, name: str) -> torch.Tensor:
+    def forward(tensor: torch.Tensor, name: str, *leaves: torch.Tensor) -> torch.Tensor:
         return tensor.view_as(tensor)
 
     @staticmethod
@@ -143,11 +143,16 @@ class _WithoutGradient(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> None:
         raise UnsupportedError(
-            f"flashlift: score_mod calls a torch.autograd.Function ({ctx.name}), and a score program has no place for "
-            "its backward function; write the gradient with plain operations and detach(), or run under torch.no_grad()"
+            f"flashlift: score_mod calls a torch.autograd.Function ({ctx.name}) whose backward function cannot be part "
+            "of a score program; expected one scalar result of traced scalars, and a backward function that multiplies "
+            "its gradient by what plain operations compute. Call a function of captured tensors outside of the mod, "
+            "write the gradient with plain operations and detach(), or run under torch.no_grad()"
         )
 
 
-def without_gradient(tensor: torch.Tensor, name: str) -> torch.Tensor:
-    """The same tensor, whose gradient is refused because the mod calls the torch.autograd.Function of this name."""
-    return _WithoutGradient.apply(tensor, name) if tensor.requires_grad else tensor
+def without_gradient(tensor: torch.Tensor, name: str, leaves: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The same tensor, whose gradient, and that of the tensors that the mod captures, is refused because the mod calls
+    the torch.autograd.Function of this name."""
+    if not tensor.is_floating_point() or not any(one.requires_grad for one in (tensor, *leaves)):
+        return tensor
+    return _WithoutGradient.apply(tensor, name, *leaves)

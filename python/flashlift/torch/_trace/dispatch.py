@@ -6,10 +6,11 @@ from typing import Any
 import torch
 
 from flashlift.torch._internals import COMPOSITE, TorchDispatchMode, decompositions, tree_map_only, unsafe_index
-from flashlift.torch._trace.lines import TraceError, running_autograd_function, where
+from flashlift.torch._trace.lines import TraceError, where
 from flashlift.torch._trace.numbers import NumberOperation
 from flashlift.torch._trace.operations import COMPOSITES, translate
-from flashlift.torch._trace.recording import Recording, check_dense
+from flashlift.torch._trace.own_gradients import OwnGradients
+from flashlift.torch._trace.recording import Recording, check_dense, flat
 from flashlift.torch._trace.values import stand_in
 
 
@@ -26,16 +27,16 @@ class Dispatch(TorchDispatchMode):
         super().__init__()
         self._recording = recording
         self._open: set[Any] = set()  # operations that are being decomposed
+        self._own_gradients = OwnGradients(recording, self)
         self.numbers_read = 0  # how often the mod made a tensor a Python number
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         recording, kwargs = self._recording, kwargs or {}
-        tensors = [one for one in _flatten(args, kwargs) if isinstance(one, torch.Tensor)]
+        tensors = [one for one in flat(args, kwargs) if isinstance(one, torch.Tensor)]
         self.numbers_read += func is torch.ops.aten._local_scalar_dense.default
         if func is torch.ops.aten.lift_fresh.default:  # creates the tensor of a literal
             recording.keep(args[0])
-        if recording.has_gradient and not torch.is_grad_enabled():
-            recording.autograd_function = recording.autograd_function or running_autograd_function()
+        self._own_gradients.note(func, tensors)
         recording.note_unknown(tensors)
         if not any(map(recording.is_traced, tensors)):
             return self._run_now(func, args, kwargs, tensors)
@@ -44,6 +45,9 @@ class Dispatch(TorchDispatchMode):
         # An index into tables of any size gives the same program; for other operations this is unknown.
         if not _is_indexing(func) and any(one.dim() for one in tensors):
             recording.depends_on_sizes = True
+        result = self._own_gradients.follow(func, args, kwargs)
+        if result is not NotImplemented:
+            return result
         result = translate(recording, func, args, kwargs)
         if result is NotImplemented:
             result = self._decompose(func, args, kwargs)
@@ -51,14 +55,18 @@ class Dispatch(TorchDispatchMode):
             raise _random_numbers(func)
         if result is NotImplemented:
             raise TraceError(f"{func} has no counterpart in score programs{where()}")
-        if not recording.has_gradient and not func._schema.is_mutable:
+        if not torch.is_grad_enabled() and not func._schema.is_mutable:
             result = tree_map_only(torch.Tensor, recording.detached, result)
         if _gives_views(func) and recording.is_traced(args[0]):
-            is_detached = not recording.has_gradient or func is torch.ops.aten.detach.default
+            is_detached = not torch.is_grad_enabled() or func is torch.ops.aten.detach.default
             for one in result if isinstance(result, (list, tuple)) else [result]:
                 if one is not args[0]:
                     recording.note_view(args[0], one, is_detached=is_detached)
         return result
+
+    def note_result(self, tensor: torch.Tensor) -> None:
+        """Gives the mod's result the gradient that a function of the mod defines for it."""
+        self._own_gradients.note(None, [tensor])
 
     def _decompose(self, func: Any, args: tuple, kwargs: dict) -> Any:
         """The operation, expressed by others in PyTorch's own decomposition; NotImplemented if it has none."""
@@ -114,7 +122,7 @@ class Dispatch(TorchDispatchMode):
                     recording.keep(one)
             return result
         if not is_number and isinstance(result, (list, tuple)) and all(isinstance(one, torch.Tensor) for one in result):
-            func = func if recording.has_gradient else _without_gradient(func)
+            func = func if torch.is_grad_enabled() else _without_gradient(func)
             recording.add_parts_to_prelude(func, args, kwargs, result)
             return result
         if isinstance(result, torch.device):  # asked for by PyTorch's own indexing while it exports a graph
@@ -127,7 +135,7 @@ class Dispatch(TorchDispatchMode):
                 "only, or read the number outside of the mod"
             )
         if not recording.is_captured(result):  # an operation may return its argument
-            func = func if recording.has_gradient or is_number else _without_gradient(func)
+            func = func if torch.is_grad_enabled() or is_number else _without_gradient(func)
             recording.add_to_prelude(func, args, kwargs, result, is_number)
         return result
 
@@ -157,13 +165,3 @@ def _gives_views(func: Any) -> bool:
 
 def _is_indexing(func: Any) -> bool:
     return func.overloadpacket in (torch.ops.aten.index, unsafe_index)
-
-
-def _flatten(args: tuple, kwargs: dict) -> list[Any]:
-    flat: list[Any] = []
-    for one in (*args, *kwargs.values()):
-        if isinstance(one, (list, tuple)):
-            flat.extend(one)
-        else:
-            flat.append(one)
-    return flat

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch.overrides import TorchFunctionMode
 
-from flashlift.torch._internals import no_subclasses, set_grad_enabled, tree_map_only
+from flashlift.torch._internals import no_subclasses, tree_map_only
 from flashlift.torch._trace.dispatch import Dispatch
 from flashlift.torch._trace.lines import TraceError, where
 from flashlift.torch._trace.recording import Recording
@@ -112,8 +112,7 @@ def _in_lists(given: Any) -> Iterable[torch.Tensor]:
 
 
 class ModFunctions(IndexByTensors):
-    """While a mod is traced, notes where it switches gradients off, and where a graph reads a number. Whether gradients
-    are on is not enough: torch.autograd.Function switches them off in its forward function."""
+    """While a mod is traced, notes where a graph reads a number, and refuses what reads a tensor's content."""
 
     def __init__(self, recording: Recording, unwrapped: Unwrapped, dispatch: Dispatch) -> None:
         super().__init__()
@@ -124,8 +123,6 @@ class ModFunctions(IndexByTensors):
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         if self._unwrapped.in_transform:
             args, kwargs = tree_map_only(torch.Tensor, self._unwrapped.of, (args, kwargs))
-        if func is set_grad_enabled:
-            self._recording.has_gradient = args[0]
         if func is torch.Tensor.item and self._recording.is_number(args[0]):
             return args[0]  # still a tensor, so that its uses are seen
         if func in _READS_CONTENT and self._recording.is_open(args[0]):

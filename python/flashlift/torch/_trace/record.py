@@ -71,7 +71,7 @@ class Trace:
     prelude: list[tuple[Callable, tuple, dict, bool]]
     # Whether captured tensors of other sizes may give another program.
     depends_on_sizes: bool = False
-    # The name of a torch.autograd.Function in it, whose own backward function is not part of the program.
+    # The name of a torch.autograd.Function in it whose backward function cannot be part of the program.
     autograd_function: str | None = None
     # Tensors that the mod reads and that are neither leaves nor created by it: they may differ in another function.
     unknown: list[torch.Tensor] = field(default_factory=list)

@@ -23,6 +23,17 @@ def check_dense(tensor: torch.Tensor) -> None:
         )
 
 
+def flat(args: tuple, kwargs: dict) -> list[Any]:
+    """The arguments of an operation, with those in lists."""
+    found: list[Any] = []
+    for one in (*args, *kwargs.values()):
+        if isinstance(one, (list, tuple)):
+            found.extend(one)
+        else:
+            found.append(one)
+    return found
+
+
 class Symbol:
     """A number that is an argument. If torch reads it, it has the value of the traced call."""
 
@@ -63,7 +74,7 @@ class Recording:
         self.prelude: list[tuple[Callable, tuple, dict, bool]] = []
         self._values: dict[int, Value] = {}
         self._slots: dict[int, Slot] = {id(leaf): Slot(i) for i, leaf in reversed(list(enumerate(leaves)))}
-        self._slot_count = len(leaves)
+        self._slot_count = self._leaf_count = len(leaves)
         self._numbers: dict[int, int | float] = {}  # of tensors that represent numbers
         for one in numbers:
             fits = one.is_floating_point() or abs(one.item()) <= LARGEST_ARGUMENT
@@ -78,17 +89,19 @@ class Recording:
         self._wrapped = wrapped
         self._needs_gradient = any(one.requires_grad for one in leaves)
         self.autograd_function: str | None = None
-        self.has_gradient = True  # False while the mod runs under torch.no_grad()
         self._capture_of: dict[int, Value] = {}
         self._sizes: dict[int | SizeOf, Value] = {}
         self._alive: list[torch.Tensor] = [*leaves, *numbers]  # so that no identity is reused
 
-    def traced(self, value: Value) -> torch.Tensor:
-        """A tensor that stands for a value."""
+    def traced(self, value: Value, requires_grad: bool = True) -> torch.Tensor:
+        """A tensor that stands for a value. Floats require gradients, so that torch knows of the functions that the mod
+        differentiates itself."""
         tensor = torch.ones((), dtype=value.dtype, device=CPU)
         if value.shape:
             tensor = tensor.expand(value.shape)
         tensor = stand_in(tensor)
+        if requires_grad and tensor.is_floating_point():
+            tensor.requires_grad_()
         self.bind(tensor, value)
         return tensor
 
@@ -112,7 +125,7 @@ class Recording:
                 f"an operation in place changes a tensor that shares its memory with another one{where()}; use an "
                 "operation that returns a new tensor, or change a clone()"
             )
-        if not self.has_gradient and self.builder.follows(self.value_of(tensor).node):
+        if not torch.is_grad_enabled() and self.builder.follows(self.value_of(tensor).node):
             raise TraceError(
                 f"an operation in place under torch.no_grad() changes a value, but not its gradient{where()}; use an "
                 "operation that returns a new tensor"
@@ -142,6 +155,21 @@ class Recording:
     def is_open(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor's content differs between calls: it is traced, or captured."""
         return id(tensor) not in self._made
+
+    def is_leaf(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor is one that the mod captures, and not the result of an operation on such tensors."""
+        slot = self._slots.get(id(tensor))
+        return slot is not None and slot.number < self._leaf_count
+
+    def captured_with(self, node: Any) -> torch.Tensor:
+        """The captured tensor at this node of autograd's graph."""
+        return next(one for one in self._alive if self.is_captured(one) and one.grad_fn is node)
+
+    def note_alias(self, tensor: torch.Tensor) -> None:
+        """Notes another object for a traced tensor, as torch returns it for one that a backward function stored."""
+        for one in self._alive:
+            if self.is_traced(one) and one.data_ptr() == tensor.data_ptr() and one.shape == tensor.shape:
+                return self.bind(tensor, self._values[id(one)])
 
     def is_unknown(self, tensor: torch.Tensor) -> bool:
         return not any(id(tensor) in known for known in (self._values, self._slots, self._made))
@@ -233,11 +261,19 @@ class Recording:
         if number_type is not None:
             self._numbers[id(tensor)] = tensor.item()
 
+    @staticmethod
+    def _link(result: torch.Tensor, args: tuple, kwargs: dict) -> None:
+        """Makes the result of an operation on captured tensors require a gradient as torch does, see traced()."""
+        needs_gradient = any(isinstance(one, torch.Tensor) and one.requires_grad for one in flat(args, kwargs))
+        if needs_gradient and torch.is_grad_enabled() and result.is_floating_point() and result.is_leaf:
+            result.requires_grad_()
+
     def add_to_prelude(self, func: Callable, args: tuple, kwargs: dict, result: torch.Tensor, is_number: bool) -> None:
         """Records an operation on captured tensors, which runs again for each call."""
         recorded = tree_map_only(torch.Tensor, lambda one: self._slots.get(id(one), one), (args, kwargs))
         self.prelude.append((func, *recorded, is_number))
         number_type = None
+        self._link(result, args, kwargs)
         if is_number:
             number_type = torch.float32 if result.is_floating_point() else torch.int64
             number_type = torch.bool if result.dtype == torch.bool else number_type
@@ -251,6 +287,7 @@ class Recording:
         whole = Slot(self._slot_count)
         self._slot_count += 1
         for i, one in enumerate(parts):
+            self._link(one, args, kwargs)
             self.add_to_prelude(operator.getitem, (whole, i), {}, one, False)
 
     def with_symbols(self, given: Any) -> Any:

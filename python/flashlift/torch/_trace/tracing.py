@@ -81,7 +81,10 @@ def trace(
                     f"{kind} calls a higher-order operator of PyTorch's, such as torch.cond, which has no counterpart "
                     "in score programs; expected plain operations, such as torch.where"
                 ) from error
-        node = _result(recording, unwrapped.of(result) if isinstance(result, torch.Tensor) else result, kind)
+            if isinstance(result, torch.Tensor):
+                result = unwrapped.of(result)
+                dispatch.note_result(result)
+        node = _result(recording, result, kind)
     return Trace(
         kind,
         node,
