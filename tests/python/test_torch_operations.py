@@ -69,7 +69,38 @@ def test_true_beside_a_tensor_in_an_index_is_refused():
         scores_of(lambda s, b, h, i, j: CUBE[True, i, j].sum())
 
 
+def accumulated(s, b, h, i, j):
+    total = torch.zeros(())
+    for part in range(3):
+        total += TABLE[i, j] * part + s + i
+    return total
+
+
+def table_in_place(s, b, h, i, j):
+    table = TABLE * 2
+    table += 1
+    table.clamp_(min=0)
+    return table[i, j]
+
+
+def scalar_in_place(s, b, h, i, j):
+    factor = TABLE[1, 2].exp()
+    factor *= 0.5
+    factor -= j
+    return factor + s
+
+
+def literal_in_place(s, b, h, i, j):
+    literal = torch.tensor([1.0, 2.0, 3.0])
+    literal *= TABLE[0, :3]
+    return literal[i % 3] + j
+
+
 OPERATIONS = {
+    "sum in place": accumulated,
+    "table in place": table_in_place,
+    "scalar in place": scalar_in_place,
+    "literal in place": literal_in_place,
     "argmax of NaN": lambda s, b, h, i, j: torch.stack([s, torch.where(i > j, torch.nan, s), s + 1]).argmax() * 1.0,
     "max beside NaN": lambda s, b, h, i, j: torch.stack([s, torch.where(i > j, torch.nan, s), s + 1]).max(0)[1] * 0.5,
     "cosine of broadcast rows": lambda s, b, h, i, j: F.cosine_similarity(
@@ -102,6 +133,34 @@ OPERATIONS = {
     "cumulated product": lambda s, b, h, i, j: (TABLE[:, :3] + s + i).cumprod(-1)[j, 2],
     "no times a boolean": lambda s, b, h, i, j: torch.add(BOOLEANS[i, j], BOOLEANS[j, i], alpha=False) * 1.0,
 }
+
+
+def test_elements_keep_their_values_when_their_table_changes():
+    """An element is a copy, as where PyTorch runs a mod for all coordinates at once; a view of a table is none."""
+
+    def of_constants(s, b, h, i, j):
+        table = torch.arange(LENGTH) * 1.0
+        element = table[i]
+        table += 2
+        return element * 8 + table[j]
+
+    def of_captures(s, b, h, i, j):
+        table = TABLE[1] * 1.0
+        element = table[i]
+        table *= 3
+        return element + table[j]
+
+    def of_view(s, b, h, i, j):
+        table = TABLE * 1.0
+        row = table[0]
+        table *= 3
+        return row[i] + table[j, 1]
+
+    places = torch.arange(LENGTH)
+    torch.testing.assert_close(scores_of(of_constants), places[:, None] * 8.0 + places + 2, atol=5e-6, rtol=1e-5)
+    torch.testing.assert_close(scores_of(of_captures), TABLE[1][:, None] + TABLE[1] * 3, atol=5e-6, rtol=1e-5)
+    with pytest.raises(TraceError, match="changes a captured tensor, or one that depends on captured tensors"):
+        scores_of(of_view)
 
 
 @pytest.mark.parametrize("name", OPERATIONS)

@@ -8,7 +8,7 @@ import torch
 from flashlift.torch._internals import COMPOSITE, TorchDispatchMode, decompositions, tree_map_only, unsafe_index
 from flashlift.torch._trace.lines import TraceError, where
 from flashlift.torch._trace.numbers import NumberOperation
-from flashlift.torch._trace.operations import COMPOSITES, translate
+from flashlift.torch._trace.operations import COMPOSITES, translate, without_change
 from flashlift.torch._trace.own_gradients import OwnGradients
 from flashlift.torch._trace.recording import Recording, check_dense, flat
 from flashlift.torch._trace.values import stand_in
@@ -28,6 +28,7 @@ class Dispatch(TorchDispatchMode):
         self._recording = recording
         self._open: set[Any] = set()  # operations that are being decomposed
         self._own_gradients = OwnGradients(recording, self)
+        self._new: Any = None  # what the latest operation without operands, such as torch.zeros, has made
         self.numbers_read = 0  # how often the mod made a tensor a Python number
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
@@ -38,6 +39,9 @@ class Dispatch(TorchDispatchMode):
             recording.keep(args[0])
         self._own_gradients.note(func, tensors)
         recording.note_unknown(tensors)
+        is_own_scalar = func._schema.is_mutable and recording.is_own(args[0]) and not args[0].dim()
+        if is_own_scalar and any(recording.is_traced(one) or recording.is_captured(one) for one in tensors):
+            recording.make_traced(args[0])
         if not any(map(recording.is_traced, tensors)):
             return self._run_now(func, args, kwargs, tensors)
         if any(map(recording.is_number, tensors)):
@@ -96,6 +100,8 @@ class Dispatch(TorchDispatchMode):
             raise _random_numbers(func)
         recording = self._recording
         depends = list(filter(recording.is_captured, tensors))
+        if depends and func._schema.is_mutable and recording.is_own(args[0]):
+            return self._change_own(func, args, kwargs)
         if depends and func._schema.is_mutable:
             raise TraceError(
                 f"{func} changes a captured tensor, or one that depends on captured tensors{where()}; use an operation "
@@ -103,23 +109,27 @@ class Dispatch(TorchDispatchMode):
             )
         # Beside a tensor that the mod makes, a number takes part as torch takes one: it wraps or rounds to its type.
         is_number = bool(depends) and all(map(recording.is_number, tensors))
+        operation = func
         if is_number:
-            operation = NumberOperation.of(func, kwargs)
-            if operation is None:
+            of_numbers = NumberOperation.of(func, kwargs)
+            if of_numbers is None:
                 raise TraceError(f"{func} needs numbers that do not change from call to call{where()}")
-            func, result = operation, stand_in(operation(*args))
+            func, result = of_numbers, stand_in(of_numbers(*args))
         elif depends:
             now, now_kwargs = tree_map_only(torch.Tensor, recording.number_or_tensor, (args, kwargs))
             if any(map(recording.is_number, depends)):
                 func = func.overloadpacket  # the called overload has a tensor in place of a number
             result = func(*now, **now_kwargs)
         else:
+            if func._schema.is_mutable and args:
+                recording.keep_content(args[0])
             result = func(*args, **kwargs)
         recording.depends_on_sizes |= any(one.dim() for one in depends)
         if not depends:
             for one in result if isinstance(result, (list, tuple)) else [result]:
                 if isinstance(one, torch.Tensor):
                     recording.keep(one)
+            self._note_own(func, args, result)
             return result
         if not is_number and isinstance(result, (list, tuple)) and all(isinstance(one, torch.Tensor) for one in result):
             func = func if torch.is_grad_enabled() else _without_gradient(func)
@@ -137,7 +147,39 @@ class Dispatch(TorchDispatchMode):
         if not recording.is_captured(result):  # an operation may return its argument
             func = func if torch.is_grad_enabled() or is_number else _without_gradient(func)
             recording.add_to_prelude(func, args, kwargs, result, is_number)
+            if not is_number:
+                self._note_own(operation, args, result)
         return result
+
+    def _note_own(self, func: Any, args: tuple, result: Any) -> None:
+        """Notes a tensor whose memory the mod made for it alone, and one that is no longer alone, since it has a
+        view."""
+        if func is torch.ops.aten.lift_fresh.default or (args and args[0] is self._new):  # torch's own first steps
+            self._recording.own.add(id(result))
+        elif _gives_views(func):
+            self._recording.own.discard(id(args[0]))
+        elif isinstance(result, torch.Tensor) and not func._schema.is_mutable:
+            self._recording.own.add(id(result))
+        self._new = None if any(isinstance(one, torch.Tensor) for one in args) else result
+
+    def _change_own(self, func: Any, args: tuple, kwargs: dict) -> Any:
+        """Replaces a table that the mod computes by what an operation in place makes of it."""
+        plain = without_change(func)
+        if plain is None:
+            raise TraceError(f"{func} changes a tensor that depends on captured tensors{where()}; use a new tensor")
+        target = args[0]
+        result = plain(*args, **kwargs).to(target.dtype)
+        if result.shape != target.shape:
+            raise RuntimeError(
+                f"{func} gives a result of shape {list(result.shape)} in place of {list(target.shape)}{where()}"
+            )
+        call = plain if torch.is_grad_enabled() else _without_gradient(plain)
+
+        def change(given: torch.Tensor, *rest: Any, **options: Any) -> torch.Tensor:
+            return call(given, *rest, **options).to(given.dtype)
+
+        self._recording.add_to_prelude(change, args, kwargs, target, False)
+        return target
 
 
 def _random_numbers(func: Any) -> TraceError:

@@ -85,6 +85,7 @@ class Recording:
         self._reaches = Reaches(dict.fromkeys(("b", "h", "q", "kv"), 1), self._number_of_index)
         self.unknown: list[torch.Tensor] = []  # that the mod reads
         self._made: set[int] = set()  # identities of tensors that the mod creates without operands
+        self.own: set[int] = set()  # identities of tensors without views, that the mod computes from no traced values
         self._sharing: dict[int, Sharing] = {}  # by the identities of traced tensors
         self._wrapped = wrapped
         self._needs_gradient = any(one.requires_grad for one in leaves)
@@ -132,6 +133,22 @@ class Recording:
             )
         for one in sharing.tensors:
             self.bind(one, Value.scalar(one.dtype, self.builder.cast(node, one.dtype)))
+
+    def is_own(self, tensor: torch.Tensor) -> bool:
+        return id(tensor) in self.own
+
+    def make_traced(self, tensor: torch.Tensor) -> None:
+        """Makes a scalar that the mod computes from no traced values one that it may change."""
+        self.own.discard(id(tensor))
+        self.bind(tensor, Value.scalar(tensor.dtype, self.value_of(tensor).node))
+
+    def keep_content(self, tensor: torch.Tensor) -> None:
+        """Before a constant changes: copies those in its memory that the program has read, for what it has read."""
+        memory = tensor.untyped_storage().data_ptr()
+        for i, one in enumerate(self.sources):
+            if isinstance(one, torch.Tensor) and one.untyped_storage().data_ptr() == memory:
+                self.sources[i] = one.clone()
+                self._capture_of.pop(id(one), None)
 
     def keep(self, tensor: torch.Tensor) -> None:
         """Keeps a constant alive as long as the trace depends on identities."""
@@ -278,6 +295,7 @@ class Recording:
             number_type = torch.float32 if result.is_floating_point() else torch.int64
             number_type = torch.bool if result.dtype == torch.bool else number_type
         self._add_slot(result, number_type)
+        self._capture_of.pop(id(result), None)  # of a tensor that has changed
         self._alive.append(result)
 
     def add_parts_to_prelude(self, func: Callable, args: tuple, kwargs: dict, parts: Sequence[torch.Tensor]) -> None:

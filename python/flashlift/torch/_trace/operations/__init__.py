@@ -4,6 +4,6 @@ arithmetic), reductions, indexing and views; and operations written as others (c
 # Each of these adds its operations to the table.
 from flashlift.torch._trace.operations import elementwise, indexing, reductions, views  # noqa: F401
 from flashlift.torch._trace.operations.composites import COMPOSITES
-from flashlift.torch._trace.operations.table import translate
+from flashlift.torch._trace.operations.table import translate, without_change
 
-__all__ = ["COMPOSITES", "translate"]
+__all__ = ["COMPOSITES", "translate", "without_change"]

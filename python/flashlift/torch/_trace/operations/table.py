@@ -39,6 +39,14 @@ def translate(recording: Recording, func: Any, args: tuple, kwargs: dict) -> Any
     return NotImplemented
 
 
+def without_change(func: Any) -> Any:
+    """The operation that returns what an operation in place writes; None if there is none."""
+    same = _without_change(name_of(func))
+    if not same or not hasattr(torch.ops.aten, same):
+        return None
+    return _overload_like(func, same)
+
+
 def _without_change(name: str) -> str:
     """The name of the operation that an operation like add_ or __ilshift__ does in place; "" for others."""
     if name.startswith("__i"):
