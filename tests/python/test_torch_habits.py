@@ -341,6 +341,14 @@ def test_causal_biases_of_pytorch(make, compiles):
             scaled_dot_product_attention(q[:, :, :5], k, v, attn_mask=mask)
 
 
+def test_scaled_dot_product_attention_of_equal_sizes_broadcasts_nothing(monkeypatch):
+    """torch.broadcast_shapes takes longer than all else in a call of a few keys."""
+    q, k, v = torch.randn(3, 2, 4, 5, 8)
+    expected = torch.nn.functional.scaled_dot_product_attention(q, k, v)
+    monkeypatch.setattr(torch, "broadcast_shapes", None)
+    torch.testing.assert_close(scaled_dot_product_attention(q, k, v), expected)
+
+
 def test_scaled_dot_product_attention_of_what_it_does_not_take():
     q, k, v = tensors()
     with pytest.raises(AttributeError, match="key is NoneType; expected a torch.Tensor"):

@@ -74,7 +74,7 @@ def scaled_dot_product_attention(
         mask_mod=mask_mod,
         dropout_p=0 if drops_all else dropout_p,
     )
-    out = out.reshape(*lead, *out.shape[2:])
+    out = out if len(lead) == 2 else out.reshape(*lead, *out.shape[2:])
     return out * 0.0 if drops_all else out
 
 
@@ -144,7 +144,9 @@ def _broadcast(
         kv_heads = of_key[-1] if of_key[-1] == of_value[-1] else of_query[-1]
         of_key, of_value = (*of_key[:-1], 1), (*of_value[:-1], 1)
     try:
-        lead = tuple(torch.broadcast_shapes(of_query, of_key, of_value))
+        # torch's function takes longer than all else in a call of a few keys.
+        are_same = _is_known(of_query) and of_query == of_key == of_value
+        lead = of_query if are_same else tuple(torch.broadcast_shapes(of_query, of_key, of_value))
     except RuntimeError as error:
         raise RuntimeError(
             "The dimensions of query, key and value before the last two do not broadcast together: "
@@ -154,5 +156,11 @@ def _broadcast(
     return lead, kv_heads if shares_one_head or len(lead) == 0 else lead[-1]
 
 
+def _is_known(sizes: tuple[int, ...]) -> bool:
+    return all(type(size) is int for size in sizes)
+
+
 def _flattened(tensor: torch.Tensor, batch: tuple[int, ...], heads: int) -> torch.Tensor:
+    if tensor.dim() == 4 and _is_known(tensor.shape[:2]) and tensor.shape[:2] == (*batch, heads):
+        return tensor
     return tensor.expand(*batch, heads, *tensor.shape[-2:]).reshape(math.prod(batch), heads, *tensor.shape[-2:])
