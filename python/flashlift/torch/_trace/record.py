@@ -10,7 +10,13 @@ from typing import Any, cast
 import torch
 from torch.fx.experimental.symbolic_shapes import guard_or_true
 
-from flashlift.torch._internals import count_of_modes, disable_modes, disable_transforms, tree_map_only
+from flashlift.torch._internals import (
+    are_transforms_active,
+    count_of_modes,
+    disable_modes,
+    disable_transforms,
+    tree_map_only,
+)
 from flashlift.torch._program import Bounds, Builder, Capture, Node, Reach, Reaches, print_program
 
 CPU = torch.device("cpu")
@@ -220,6 +226,8 @@ def _holds(condition: bool | torch.SymBool) -> bool:
 def _number_tensor(value: int | float, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """A number in the form that programs read. Cached: making a tensor takes longer than finding one, and copying it to
     a GPU takes longer still."""
+    if not count_of_modes() and not are_transforms_active() and not torch.is_inference_mode_enabled():
+        return torch.tensor(value, dtype=dtype, device=device)  # without the contexts, which take longer
     with disable_modes(), disable_transforms(), torch.inference_mode(False):
         return torch.tensor(value, dtype=dtype, device=device)
 
