@@ -2,6 +2,8 @@
 
 import importlib
 import math
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -339,6 +341,18 @@ def test_causal_biases_of_pytorch(make, compiles):
     if make == "causal_lower_right":
         with pytest.raises(RuntimeError, match="CausalBias of 9 queries and 9 keys; expected 5 and 9"):
             scaled_dot_product_attention(q[:, :, :5], k, v, attn_mask=mask)
+
+
+def test_reading_a_traced_scalar_is_an_error_without_a_warning():
+    """In a process of its own: torch gives this warning once."""
+    code = (
+        "import torch, flashlift.torch\n"
+        "q = torch.ones(1, 1, 2, 8)\n"
+        "flashlift.torch.flex_attention(q, q, q, lambda score, *_: float(score) * score)"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "needs the value of a traced scalar" in ended.stderr
+    assert "requires_grad" not in ended.stderr
 
 
 def test_scaled_dot_product_attention_of_equal_sizes_broadcasts_nothing(monkeypatch):

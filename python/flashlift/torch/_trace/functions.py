@@ -86,6 +86,8 @@ _TAKES_LISTS = frozenset(
 _MAKES_NUMBER = frozenset((torch.Tensor.__float__, torch.Tensor.__int__, torch.Tensor.__index__))
 
 
+_READS_NUMBER = _MAKES_NUMBER | {torch.Tensor.item, torch.Tensor.__bool__}
+
 # With a number and a tensor as limits, these read the tensor's content.
 _CLAMPS = frozenset((torch.clamp, torch.clip, torch.Tensor.clamp, torch.Tensor.clip))
 
@@ -141,6 +143,8 @@ class ModFunctions(IndexByTensors):
                 f"{func.__name__}() of a list reads the content of the tensors in it while the mod is traced{where()}; "
                 "use torch.stack"
             )
+        if func in _READS_NUMBER and self._recording.is_traced(args[0]) and args[0].is_leaf:
+            args[0].requires_grad_(False)  # of which torch would warn
         if func in _MAKES_NUMBER and self._recording.is_open(args[0]):
             seen = self._dispatch.numbers_read
             try:
