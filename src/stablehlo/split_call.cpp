@@ -1,6 +1,7 @@
 #include "stablehlo/split_call.h"
 
 #include <algorithm>
+#include <numeric>
 #include <sstream>
 
 #include "fmt/ranges.h"
@@ -21,6 +22,36 @@ std::string of_rows(std::string dims) {
   std::replace(dims.begin(), dims.end(), 's', 'q');
   return dims;
 }
+
+// How often each key-value head is repeated, so that devices can share the repeated heads evenly. One head for all
+// queries is not split.
+int64_t repeats_of_heads(const Problem& problem, const Split& split) {
+  const int64_t heads = problem.kv_heads;
+  return heads == 1 ? 1 : std::lcm(heads, split.parts('h')) / heads;
+}
+
+// A tensor whose heads are one dimension: the first of those that they were.
+struct OfOneHeadDimension {
+  llvm::SmallVector<int64_t> shape;
+  std::string dims;
+
+  OfOneHeadDimension(llvm::ArrayRef<int64_t> given, std::string letters)
+      : shape(given), dims(std::move(letters)), at(dims.find('h')) {
+    for (size_t i = dims.rfind('h'); i != at; i = dims.rfind('h')) {
+      shape[at] *= shape[i];
+      shape.erase(shape.begin() + i);
+      dims.erase(i, 1);
+    }
+  }
+
+  void repeat(int64_t repeats) {
+    if (at != std::string::npos) {
+      shape[at] *= repeats;
+    }
+  }
+
+  size_t at;  // npos if it has none
+};
 
 struct Part {
   Sharding sharding;
@@ -202,6 +233,86 @@ mlir::Value sum_of_terms(mlir::OpBuilder& builder, mlir::Location location, mlir
                  type);
 }
 
+// Each key-value head several times, one after the other.
+mlir::Value repeat_heads(mlir::OpBuilder& builder, mlir::Location location, mlir::Value value, const std::string& dims,
+                         int64_t repeats) {
+  OfOneHeadDimension merged(shape(value), dims);
+  if (merged.at == std::string::npos) {
+    return value;  // the heads share it
+  }
+  value = reshape(builder, location, value, merged.shape);
+  value = repeat(builder, location, value, repeats);
+  std::vector<int64_t> order(merged.shape.size() + 1);
+  std::iota(order.begin(), order.end(), 0);
+  std::rotate(order.begin(), order.begin() + 1, order.begin() + static_cast<std::ptrdiff_t>(merged.at) + 2);
+  value = transpose(builder, location, value, order);
+  merged.repeat(repeats);
+  return reshape(builder, location, value, merged.shape);
+}
+
+// The gradient of heads that were repeated, in the shape that it would have without.
+mlir::Value sum_repeated_heads(mlir::OpBuilder& builder, mlir::Location location, mlir::Value value,
+                               llvm::ArrayRef<int64_t> original, const std::string& dims, int64_t repeats) {
+  const OfOneHeadDimension merged(original, dims);
+  llvm::SmallVector<int64_t> digits(merged.shape);
+  digits.insert(digits.begin() + static_cast<std::ptrdiff_t>(merged.at) + 1, repeats);
+  std::vector<int64_t> order(digits.size());
+  std::iota(order.begin(), order.end(), 0);
+  std::rotate(order.begin(), order.begin() + static_cast<std::ptrdiff_t>(merged.at) + 1,
+              order.begin() + static_cast<std::ptrdiff_t>(merged.at) + 2);
+  value = transpose(builder, location, reshape(builder, location, value, digits), order);
+  return reshape(builder, location, sum_of_terms(builder, location, value), original);
+}
+
+// Replaces a call by one with repeated key-value heads, in which the heads of each tensor are one dimension.
+mlir::Operation* with_repeated_heads(mlir::Operation* call, Problem problem, const CallLetters& letters,
+                                     int64_t repeats) {
+  const auto config = mlir::cast<mlir::DictionaryAttr>(custom_call(call)->backend_config);
+  mlir::OpBuilder builder(call);
+  const mlir::Location location = call->getLoc();
+  const auto is_key_or_value = [](size_t position) { return position == 1 || position == 2; };
+  llvm::SmallVector<mlir::Value> operands;
+  for (const auto [i, operand] : llvm::enumerate(call->getOperands())) {
+    const std::string& dims = letters.operands[i];
+    operands.push_back(is_key_or_value(i)
+                           ? repeat_heads(builder, location, operand, dims, repeats)
+                           : reshape(builder, location, operand, OfOneHeadDimension(shape(operand), dims).shape));
+  }
+  std::vector<bool> are_repeated(call->getNumResults());
+  if (const auto gradients = config.getAs<mlir::StringAttr>("gradients")) {
+    std::istringstream positions(gradients.str());
+    size_t position = 0;
+    for (size_t i = 0; positions >> position; ++i) {
+      are_repeated[i] = is_key_or_value(position);
+    }
+  }
+  llvm::SmallVector<mlir::Type> types;
+  for (const auto [i, result] : llvm::enumerate(call->getResults())) {
+    OfOneHeadDimension merged(shape(result), letters.results[i]);
+    merged.repeat(are_repeated[i] ? repeats : 1);
+    types.push_back(mlir::cast<mlir::RankedTensorType>(result.getType()).clone(merged.shape));
+  }
+  problem.kv_heads *= repeats;
+  mlir::NamedAttrList entries;
+  for (const mlir::NamedAttribute& entry : config) {
+    std::string text = mlir::cast<mlir::StringAttr>(entry.getValue()).str();
+    if (entry.getName().strref().ends_with("_dims")) {
+      text = OfOneHeadDimension(llvm::SmallVector<int64_t>(text.size(), 1), text).dims;
+    }
+    entries.append(entry.getName(), builder.getStringAttr(entry.getName() == "problem" ? print(problem) : text));
+  }
+  mlir::Operation* now = fused_call(builder, location, custom_call(call)->target, operands, types,
+                                    entries.getDictionary(call->getContext()));
+  for (const auto [i, result] : llvm::enumerate(call->getResults())) {
+    const mlir::Value value = now->getResult(static_cast<unsigned>(i));
+    result.replaceAllUsesWith(
+        are_repeated[i] ? sum_repeated_heads(builder, location, value, shape(result), letters.results[i], repeats)
+                        : reshape(builder, location, value, shape(result)));
+  }
+  call->erase();
+  return now;
+}
+
 std::string quoted(const Axes& axes) { return fmt::format("\"{}\"", fmt::join(axes, "\", \"")); }
 
 std::string per_value(const std::vector<Sharding>& shardings) {
@@ -225,20 +336,29 @@ llvm::SmallVector<int64_t> shape_of(const OperandView& view) {
 }
 
 Status check_split(const LiftedAttention& found, const Split& split) {
-  const Problem& problem = found.problem;
-  if (problem.kv_heads != 1 && problem.kv_heads % split.parts('h') != 0) {
-    return unsupported("its {} key-value heads cannot be shared evenly by {} devices", problem.kv_heads,
+  if (found.problem.q_heads % split.parts('h') != 0) {
+    return unsupported("it has {} query heads that {} devices cannot share evenly", found.problem.q_heads,
                        split.parts('h'));
   }
-  const auto check = [&](const char* name, llvm::ArrayRef<int64_t> sizes, const std::string& letters) -> Status {
-    FLASHLIFT_RETURN_IF_ERROR(part_of(name, sizes, letters, split));
+  const int64_t repeats = repeats_of_heads(found.problem, split);
+  const auto check = [&](const char* name, llvm::ArrayRef<int64_t> sizes, const std::string& letters,
+                         bool is_repeated = false) -> Status {
+    OfOneHeadDimension merged(sizes, letters);
+    merged.repeat(is_repeated ? repeats : 1);
+    FLASHLIFT_RETURN_IF_ERROR(repeats > 1 ? part_of(name, merged.shape, merged.dims, split)
+                                          : part_of(name, sizes, letters, split));
+    return {};
+  };
+  const auto check_problem = [&](Problem problem) -> Status {
+    problem.kv_heads *= repeats;
+    FLASHLIFT_RETURN_IF_ERROR(local_problem(problem, split));
     return {};
   };
   FLASHLIFT_RETURN_IF_ERROR(check("queries", shape_of(found.q), of_rows(found.q.dims)));
-  FLASHLIFT_RETURN_IF_ERROR(check("keys", shape_of(found.k), found.k.dims));
-  FLASHLIFT_RETURN_IF_ERROR(check("values", shape_of(found.v), found.v.dims));
+  FLASHLIFT_RETURN_IF_ERROR(check("keys", shape_of(found.k), found.k.dims, true));
+  FLASHLIFT_RETURN_IF_ERROR(check("values", shape_of(found.v), found.v.dims, true));
   FLASHLIFT_RETURN_IF_ERROR(check("output", found.out.call_shape, of_rows(found.out.dims)));
-  FLASHLIFT_RETURN_IF_ERROR(local_problem(problem, split));
+  FLASHLIFT_RETURN_IF_ERROR(check_problem(found.problem));
   if (!found.gradient) {
     return {};
   }
@@ -249,11 +369,10 @@ Status check_split(const LiftedAttention& found, const Split& split) {
   }
   for (const auto* result : {&gradient.d_k, &gradient.d_v}) {
     if (*result) {
-      FLASHLIFT_RETURN_IF_ERROR(check("gradient", (*result)->call_shape, (*result)->dims));
+      FLASHLIFT_RETURN_IF_ERROR(check("gradient", (*result)->call_shape, (*result)->dims, true));
     }
   }
-  FLASHLIFT_RETURN_IF_ERROR(local_problem(gradient.problem, split));
-  return {};
+  return check_problem(gradient.problem);
 }
 
 Status split_call(mlir::Operation* call, const Split& split, const std::vector<MeshAxis>& manual) {
@@ -261,6 +380,10 @@ Status split_call(mlir::Operation* call, const Split& split, const std::vector<M
   const auto line = config.getAs<mlir::StringAttr>("problem");
   FLASHLIFT_ASSIGN_OR_RETURN(const Problem problem, parse_problem(line ? line.str() : std::string()));
   const CaptureDims dims = capture_dims(problem, split);
+  if (const int64_t repeats = repeats_of_heads(problem, split); repeats > 1) {
+    FLASHLIFT_ASSIGN_OR_RETURN(const CallLetters letters, letters_of(call, config, problem, dims));
+    return split_call(with_repeated_heads(call, problem, letters, repeats), split, manual);
+  }
   FLASHLIFT_ASSIGN_OR_RETURN(const LocalProblem local, local_problem(problem, split));
   FLASHLIFT_ASSIGN_OR_RETURN(const CallLetters letters, letters_of(call, config, problem, dims));
   FLASHLIFT_ASSIGN_OR_RETURN(std::vector<Part> operands, parts_of(call->getOperands(), letters.operands, split));

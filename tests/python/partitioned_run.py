@@ -45,6 +45,11 @@ def gradient_of(function):
     return loss_gradient
 
 
+def placed_gradient(*arguments):
+    """GSPMD would split two heads over four devices, which JAX refuses as the sharding of a result."""
+    return tuple(constrain(each, "data") for each in gradient_of(causal)(*arguments))
+
+
 def layer(annotate):
     def apply(x, wq, wk, wv, wo):
         q, k, v = (annotate(jnp.einsum("bse,ehd->bshd", x, w), *HEADS_SPLIT) for w in (wq, wk, wv))
@@ -106,6 +111,7 @@ def draw(*shape):
 
 QKV = [draw(BATCH, LENGTH, HEADS, DEPTH) for _ in range(3)]
 GROUPED = [QKV[0], *(draw(BATCH, LENGTH, 4, DEPTH) for _ in range(2))]
+HALVED = [QKV[0], *(draw(BATCH, LENGTH, 2, DEPTH) for _ in range(2))]
 SHARED = [QKV[0], *(draw(BATCH, LENGTH, 1, DEPTH) for _ in range(2))]
 SHARED_KEYS = [QKV[0], *(draw(LENGTH, HEADS, DEPTH) for _ in range(2))]
 WEIGHTS = [*(draw(WIDTH, HEADS, DEPTH) / 8 for _ in range(3)), draw(HEADS, DEPTH, WIDTH) / 8]
@@ -146,6 +152,7 @@ PROGRAMS = {
     "arguments": (causal, causal, QKV, THREE),
     "grouped": (causal, causal, GROUPED, THREE),
     "shared_head": (causal, causal, SHARED, ONE_HEAD),
+    "two_heads": (causal, causal, HALVED, ONE_HEAD),
     "annotated": (annotated, by_hand, QKV, (P(), P(), P())),
     "gradient": (gradient_of(annotated), gradient_of(by_hand), QKV, THREE),
     "shard_map": (split_map, causal, QKV, THREE),
@@ -163,6 +170,7 @@ PROGRAMS = {
     "slopes": (slopes, slopes, [*QKV, SLOPES], (*THREE, P("model"))),
     # Gradients that are sums over several devices.
     "shared_head_gradient": (gradient_of(causal), gradient_of(causal), SHARED, ONE_HEAD),
+    "two_heads_gradient": (placed_gradient, gradient_of(causal), HALVED, ONE_HEAD),
     "shared_head_bf16": (gradient_of(causal), gradient_of(causal), [jnp.bfloat16(x) for x in SHARED], ONE_HEAD),
     "shared_keys": (gradient_of(shared_keys), gradient_of(shared_keys), SHARED_KEYS,
                     (HEADS_SPLIT, P(None, "model"), P(None, "model"))),

@@ -137,6 +137,25 @@ def test_keys_split_by_depth_where_queries_are_split_by_heads():
     assert 'its keys are split along their depth over the axes "model"' in result.candidates[0].reason
 
 
+@pytest.mark.parametrize("sharding", [SPLIT, '[{}, {"data"}, {}, {}]', '[{}, {"data", "model"}, {}, {}]'])
+def test_key_value_heads_that_devices_cannot_share_evenly(sharding):
+    """Each is repeated, so that a device has the heads that its queries read."""
+    plain = attention(partitions=4, q=argument(sharding)).replace("tensor<4x4x8", "tensor<4x12x8")
+    heads, keys = "tensor<4x12x8x16xf32>", "tensor<4x3x8x16xf32>"
+    wider = "".join(
+        f"""    %{name}3 = stablehlo.broadcast_in_dim %few_{name}, dims = [0, 1, 3, 4]
+      : ({keys}) -> tensor<4x3x4x8x16xf32>
+    %{name} = stablehlo.reshape %{name}3 : (tensor<4x3x4x8x16xf32>) -> {heads}
+"""
+        for name in "kv"
+    )
+    module = plain.replace(f"%k: {heads} , %v: {heads}", f"%few_k: {keys}, %few_v: {keys}")
+    module = module.replace("    %0 = ", wider + "    %0 = ", 1)
+    result = fuse(module)
+    assert result.fused_count == 1, result.candidates
+    assert ("hq3 hkv3" if '{"data", "model"}' in sharding else "hq6 hkv3") in result.module
+
+
 def test_one_tensor_at_two_places_of_a_batch():
     """Of bias[b, b], a device has its own rows and all columns, which it indexes by the batch of the whole."""
     gather = f"""%i = stablehlo.iota dim = 0 : tensor<4x2xi32>
