@@ -16,6 +16,7 @@ from flashlift.jax._arguments.seeds import SeedOfPart
 from flashlift.jax._call import Call, captured_names
 from flashlift.jax._plain import plain as written_out
 from flashlift.jax._primitive import _warn_of_plain_maths
+from jax.experimental.jet import jet
 from reference import dropout_keeps
 from test_jax_flash_attention import plain
 from test_jax_gradients import assert_gradients, normal
@@ -321,3 +322,18 @@ def test_the_plain_maths_have_every_operation():
     out, lse = flashlift.jax.attention(q, k, v, f"lse {program}")
     assert len(rows) > 30 and jnp.isfinite(lse).all()
     assert_close((out, lse), tuple(written_out(Call(problem, "bshd", []), q, k, v)))
+
+
+def attention_of_itself(x):
+    return jax.nn.dot_product_attention(x, x, x)
+
+
+@pytest.mark.parametrize("function", [lambda x: flash_attention(x, x, x), flashlift.jax.fuse(attention_of_itself)])
+def test_jet(function):
+    """Of the original function, fuse() finds the attention that is left in the series."""
+    x = normal(1, 9, 2, 8)
+    series = ((jnp.ones_like(x), x),)
+    with pytest.raises(flashlift.UnsupportedError, match="expected flashlift.jax.fuse around it"):
+        jet(function, (x,), series)
+    of_original = lambda x: jet(attention_of_itself, (x,), series)
+    assert_close(flashlift.jax.fuse(of_original)(x), of_original(x))

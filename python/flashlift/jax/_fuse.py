@@ -32,6 +32,7 @@ from flashlift.jax._arguments import check_flag, short
 from flashlift.jax._constants import with_large_constants
 from flashlift.jax._export import export_checks
 from flashlift.jax._fused_module import FusedModule
+from flashlift.jax._jet import check_no_jet
 from flashlift.jax._register import register
 from flashlift.jax._tangent import Tangent
 from flashlift.jax._varying import vary_together
@@ -99,6 +100,7 @@ class FusedFunction:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         _, call, leaves = self._prepare(args, kwargs)
+        check_no_jet(leaves)
         return call(*vary_together(leaves))
 
     def __get__(self, instance: Any, owner: Any = None) -> Callable:

@@ -20,6 +20,7 @@ from jax.sharding import AxisType
 from flashlift._errors import UnsupportedError
 from flashlift.jax._batch import fold, unfold
 from flashlift.jax._call import Call
+from flashlift.jax._jet import refuse_jet_of
 from flashlift.jax._partition import Backward, Forward, Kind, is_split, needs_devices, run_partitioned
 from flashlift.jax._plain import plain, plain_gradients, tangent_of_values
 from flashlift.jax._sharding import (
@@ -337,3 +338,4 @@ ad.primitive_transposes[tangent_p] = _transpose
 ad.primitive_transposes[attention_p] = _transpose_in_values
 
 needs_devices(attention_p, backward_p)
+refuse_jet_of(attention_p, tangent_p, backward_p)
