@@ -41,6 +41,7 @@ OUTPUTS = {  # and the values
     ),
     "squares": (lambda p, v: weigh(p, v * v) - weigh(p, v) ** 2, (V,)),
     "multiplied": (lambda p, v, u: weigh(p, v) * weigh(p, u), (V, draw(B, H, T, D) + 1)),
+    "added": (lambda p, v, u: weigh(p, v) + weigh(p, u), (V, draw(B, H, T, D) + 1)),
     "dropout": (lambda p, v, u: weigh_all(jnp.where(KEPT, p / 0.8, 0), v, u), (V, U)),
 }
 
@@ -92,3 +93,12 @@ STAY = {
 @pytest.mark.parametrize("name", STAY)
 def test_other_uses_of_the_probabilities_stay(name):
     assert_left_alone(lambda q, k, v: STAY[name](softmax(q, k), v), *qk(), V)
+
+
+def test_the_same_probabilities_twice_are_not_two_parts_of_the_keys():
+    def attention(q, k, v):
+        p, deep = softmax(q, k), jnp.tile(v, 32)
+        return weigh(p, deep) + weigh(p, deep + 1)
+
+    _, report = fused(attention, *qk(), V, gradients=True)
+    assert "weights other values with the same probabilities" in report, report

@@ -237,7 +237,7 @@ mlir::Value Joiner::join_broadcasts(mlir::Operation* x, mlir::Operation* y, int6
 }
 
 mlir::Value Joiner::join_products(mlir::Operation* x, mlir::Operation* y, int64_t dim) {
-  if (!is_product(x) || !is_product(y)) {
+  if (!is_product(x) || !is_product(y) || x == y) {  // the same scores twice are not two parts
     return {};
   }
   // Result dimensions: batch, then the free ones of the left operand, then those of the right one.

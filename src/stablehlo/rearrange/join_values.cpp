@@ -263,8 +263,11 @@ class ValueJoiner {
       const OperandDims wanted = gradient.others();
       const auto use = llvm::find_if(all, [&](const Use& each) {
         const OperandDims dims = each.others();
-        return each.other() == gradient.other() && dims.batch == wanted.batch && dims.contract == wanted.free &&
-               dims.free == wanted.contract && each.own().batch == (found.empty() ? each : found[0]).own().batch;
+        // Outputs that are added have one gradient.
+        const bool is_new = llvm::none_of(found, [&](const Use& other) { return other.product == each.product; });
+        return is_new && each.other() == gradient.other() && dims.batch == wanted.batch &&
+               dims.contract == wanted.free && dims.free == wanted.contract &&
+               each.own().batch == (found.empty() ? each : found[0]).own().batch;
       });
       if (use != all.end()) {
         found.push_back(*use);
