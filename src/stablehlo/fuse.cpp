@@ -22,6 +22,7 @@
 #include "stablehlo/rewrite/cudnn.h"
 #include "stablehlo/rewrite/rewrite.h"
 #include "stablehlo/sharding.h"
+#include "stablehlo/shared_passes.h"
 #include "stablehlo/static_shapes.h"
 #include "support/environment.h"
 #include "support/error.h"
@@ -444,6 +445,7 @@ std::unique_ptr<Fuser> fuse_module(Module& module, const FuseOptions& options) {
     fuser->run();
     const ComputationNumbers left = repeated_in_vain(*repeated);
     if (left.empty()) {
+      share_forward_passes(*repeated);
       module = *std::move(repeated);
       return fuser;
     }

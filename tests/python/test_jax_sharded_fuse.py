@@ -233,7 +233,8 @@ with jax.set_mesh(explicit):
 print("agree")
 """
 
-# The gradient of shard_map is two manual computations, of which the second one repeats what it needs of the first.
+# The gradient of shard_map is two manual computations. Both together call the forward pass once, and with
+# jax.checkpoint twice.
 AROUND = """
 def causal(q, k, v, w, bias):
     q, k, v = (jax.nn.gelu(one @ w) for one in (q, k, v))
@@ -255,10 +256,11 @@ gradients = lambda f: jax.value_and_grad(lambda *given: (f(*given) ** 2).sum(), 
 specs = {"in_specs": (spec, spec, spec, P(), P(None, "model")), "out_specs": spec}
 for inside, alone, is_checked in ((causal, causal, True), (causal, causal, False), (normed, normed_alone, True)):
     mapped = jax.shard_map(inside, mesh=mesh, check_vma=is_checked, **specs)
-    for of, count in ((lambda f: f, 2), (layers, 4), (jax.checkpoint, 3)):
+    for of, count, forward in ((lambda f: f, 2, 1), (layers, 4, 2), (jax.checkpoint, 3, 2)):
         fused = flashlift.jax.fuse(gradients(of(mapped)), strict=True)
         assert_close(fused(*placed), gradients(of(alone))(*given))
         assert fused.report.fused_count == count, fused.report
+        assert fused.report.module.count('call_target_name = "flashlift.attention"') == forward, fused.report.module
 print("agree")
 """
 
