@@ -70,7 +70,7 @@ std::vector<std::string> subcommands_of(const CLI::App& app) {
 }
 
 // kind: "a subcommand" or "a subcommand of NAME"
-std::string unknown_subcommand(const std::string& word, std::string_view kind, const CLI::App& app) {
+std::string unknown_subcommand_text(const std::string& word, std::string_view kind, const CLI::App& app) {
   std::vector<std::string> known = subcommands_of(app);
   const std::string listed = fmt::format("expected one of {}", fmt::join(known, ", "));
   if (app.get_option_no_throw("--" + word) != nullptr) {
@@ -79,6 +79,19 @@ std::string unknown_subcommand(const std::string& word, std::string_view kind, c
   known.emplace_back("help");
   const std::string meant = meant_by(word, known);
   return fmt::format("{} is not {}; {}", word, kind, meant.empty() ? listed : meant);
+}
+
+// The error for a word in a subcommand's place that is none, or "".
+std::string unknown_subcommand(const CLI::App& app, int argc, char** argv) {
+  const auto is_word = [&](int at) { return argc > at && argv[at][0] != '-'; };
+  if (app.get_subcommands().empty()) {
+    return is_word(1) ? unknown_subcommand_text(argv[1], "a subcommand", app) : "";
+  }
+  const CLI::App& called = *app.get_subcommands().front();
+  const bool lacks_inner = !subcommands_of(called).empty() && called.get_subcommands().empty();
+  return lacks_inner && is_word(2)
+             ? unknown_subcommand_text(argv[2], fmt::format("a subcommand of {}", called.get_name()), called)
+             : "";
 }
 
 // The first argument that looks like an option but is not one of this command's, or "".
@@ -138,10 +151,10 @@ std::string plain(const std::string& message, const CLI::App& command) {
 // Improves two of CLI11's messages: for an unknown subcommand it only says that one is required, and for an unknown
 // option it first reports what else is missing.
 std::string message_of(const CLI::ParseError& error, const CLI::App& app, int argc, char** argv) {
+  if (const std::string message = unknown_subcommand(app, argc, argv); !message.empty()) {
+    return message;
+  }
   if (app.get_subcommands().empty()) {
-    if (argc > 1 && argv[1][0] != '-') {
-      return unknown_subcommand(argv[1], "a subcommand", app);
-    }
     const std::string option = unknown_option(app, argc, argv);
     return option.empty() ? "a subcommand is missing" : unknown_option_text(option, app);
   }
@@ -152,9 +165,7 @@ std::string message_of(const CLI::ParseError& error, const CLI::App& app, int ar
   }
   const std::vector<std::string> inner = subcommands_of(called);
   if (!inner.empty() && called.get_subcommands().empty()) {
-    return argc > 2 && argv[2][0] != '-'
-               ? unknown_subcommand(argv[2], fmt::format("a subcommand of {}", called.get_name()), called)
-               : fmt::format("{} needs one of {}", called.get_name(), fmt::join(inner, ", "));
+    return fmt::format("{} needs one of {}", called.get_name(), fmt::join(inner, ", "));
   }
   const CLI::App& innermost = inner.empty() ? called : *called.get_subcommands().front();
   const std::string option = unknown_option(innermost, argc, argv);
@@ -234,7 +245,8 @@ int parse_and_run(int argc, char** argv) {
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
-    if (error.get_exit_code() == 0) {  // --help and --version are reported like errors
+    // --help and --version are reported like errors. CLI11 also answers them behind a word that is no subcommand.
+    if (error.get_exit_code() == 0 && unknown_subcommand(app, argc, argv).empty()) {
       app.exit(error);
       return kSuccess;
     }

@@ -28,8 +28,9 @@ class Reader {
   explicit Reader(std::string_view text) : rest_(text) {}
 
   Result<problem::ProblemText> read() {
-    if (next_word() != "attn") {
-      return invalid_argument("a problem starts with `attn`, as in `attn b1 h8 s1024 d64 f32 causal`");
+    if (const std::string_view first = next_word(); first != "attn") {
+      return invalid_argument("a problem starts with `attn`, as in `attn b1 h8 s1024 d64 f32 causal`; got {}",
+                              first.empty() ? "no word" : fmt::format("`{}`", first));
     }
     while (skip_space(), !rest_.empty()) {
       if (rest_.starts_with("score_mod") || rest_.starts_with("mask_mod")) {

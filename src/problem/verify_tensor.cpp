@@ -110,8 +110,10 @@ Status verify_output(const WantedTensor& wanted) {
     const int dim = dims[i];
     const int64_t step = std::abs(view.strides[dim]);
     if (step < inside) {
-      return invalid_argument("{}: dimension {} of an output has stride {}, so its elements overlap", title(wanted),
-                              dim, view.strides[dim]);
+      return invalid_argument(
+          "{}: dimension {} of an output has stride {}; expected at least {}, or elements may overlap: give a dense "
+          "tensor",
+          title(wanted), dim, view.strides[dim], inside);
     }
     inside += step * (view.sizes[dim] - 1);
   }

@@ -62,8 +62,8 @@ TEST_P(ProblemTextErrors, SayWhatWasExpected) {
 
 INSTANTIATE_TEST_SUITE_P(
     All, ProblemTextErrors,
-    testing::Values(BadText{"", "starts with `attn`"}, BadText{"attn", "give either h<N>"},
-                    BadText{"attn hq4 s8 d8", "give both hq and hkv"},
+    testing::Values(BadText{"", "starts with `attn`"}, BadText{"h8 s8 d8", "got `h8`"},
+                    BadText{"attn", "give either h<N>"}, BadText{"attn hq4 s8 d8", "give both hq and hkv"},
                     BadText{"attn h4 hq4 hkv4 s8 d8", "give either h<N>"},
                     BadText{"attn hq4 hkv3 s8 d8", "q_heads must be a multiple of kv_heads, got 4 and 3"},
                     BadText{"attn h4 s8 d300", "head_dim must be 1 to 256, got 300"},

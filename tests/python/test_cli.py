@@ -54,6 +54,8 @@ def test_unknown_subcommand_is_a_wrong_call(flashlift):
     assert_bad_input(flashlift("version"), "version is not a subcommand; did you mean `--version`?")
     assert_bad_input(flashlift("fly"), "expected one of run, bench, explain")
     assert_bad_input(flashlift("cache", "ls"), "ls is not a subcommand of cache; expected one of list, show, export")
+    assert_bad_input(flashlift("rnu", "--help"), "rnu is not a subcommand; did you mean `run`?")
+    assert_bad_input(flashlift("cache", "lst", "--help"), "lst is not a subcommand of cache; did you mean `list`?")
     assert_bad_input(flashlift("cache", "lst"), "lst is not a subcommand of cache; did you mean `list`?")
     assert_bad_input(flashlift("cache"), "cache needs one of list, show, export, import, clear")
 
