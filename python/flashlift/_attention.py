@@ -311,6 +311,8 @@ class Attention:
         return whole_number(given, "dropout_seed", 0, 2**64 - 1)
 
     def _known(self, names: Sequence[str]) -> Sequence[str]:
+        if isinstance(names, str):
+            raise InvalidArgumentError(f"wanted is {names!r}; expected a list of names, such as [{names!r}]")
         unknown = set(names) - set(self.captures)
         if unknown:
             raise InvalidArgumentError(f"no captured tensor is named {sorted(unknown)}; there are {self.captures}")

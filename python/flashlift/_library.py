@@ -278,12 +278,13 @@ def _declare(library: ctypes.CDLL, functions: dict) -> ctypes.CDLL:
 
 @functools.cache
 def core() -> ctypes.CDLL:
-    library = _declare(load("flashlift"), _CORE)
-    if library.flashlift_api_version() < _API_VERSION:
-        raise InternalError(
-            f"libflashlift has API version {library.flashlift_api_version()}, this package needs {_API_VERSION}"
+    library = load("flashlift")
+    if library.flashlift_api_version() < _API_VERSION:  # it may lack functions that are declared next
+        raise ImportError(
+            f"{library._name} has API version {library.flashlift_api_version()}, this package needs {_API_VERSION}: "
+            "its files are of several versions of Flashlift; install it again"
         )
-    return library
+    return _declare(library, _CORE)
 
 
 @functools.cache

@@ -83,6 +83,10 @@ def _exported(array: Any) -> Any:
         return array.__dlpack__()
 
 
+def _read_only(name: str, what: str = "read-only") -> InvalidArgumentError:
+    return InvalidArgumentError(f"{name} is {what}; expected an array that may be written, such as a new one")
+
+
 class Tensor:
     """A DLTensor together with the object that owns its memory."""
 
@@ -92,7 +96,7 @@ class Tensor:
         if isinstance(array, np.ndarray):
             self._from_numpy(array, name)
             if is_written and not array.flags.writeable:
-                raise InvalidArgumentError(f"{name} is an array that must not be written")
+                raise _read_only(name)
         elif hasattr(array, "__dlpack__"):
             self._from_dlpack(array, name, is_written)
         else:
@@ -126,11 +130,11 @@ class Tensor:
     def _from_dlpack(self, array: Any, name: str, is_written: bool) -> None:
         if getattr(array, "is_neg", bool)():  # torch's lazy negation, which its DLPack ignores
             if is_written:
-                raise InvalidArgumentError(f"{name} is an array that must not be written: a negated view of another")
+                raise _read_only(name, "a negated view of another, which is read-only")
             array = array.resolve_neg()
         # JAX's arrays never change, but its DLPack does not mark them as read-only.
         if is_written and type(array).__module__.partition(".")[0] in ("jax", "jaxlib"):
-            raise InvalidArgumentError(f"{name} is an array that must not be written")
+            raise _read_only(name, "a JAX array, which is never written")
         # The capsule's destructor frees the exported data, so that it is kept as long as the structure is used.
         try:
             capsule = _exported(array)
@@ -145,7 +149,7 @@ class Tensor:
                     f"{name} has DLPack version {managed.major}.{managed.minor}; expected version 1"
                 )
             if is_written and managed.flags & _READ_ONLY:
-                raise InvalidArgumentError(f"{name} is an array that must not be written")
+                raise _read_only(name)
             self.dl = managed.tensor
         elif kind == b"dltensor":
             self.dl = DLTensor.from_address(_capsule_pointer(capsule, kind))

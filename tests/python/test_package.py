@@ -36,6 +36,16 @@ def test_an_old_jax_is_refused_by_name(tmp_path):
     assert done.stderr.splitlines()[-1] == expected + "pip install 'flashlift[jax]'", done.stderr
 
 
+def test_an_older_library_beside_the_package_is_refused(tmp_path):
+    (tmp_path / "old.c").write_text("int flashlift_api_version(void) { return 1; }")
+    subprocess.run(["cc", "-shared", "-fPIC", "old.c", "-o", "old.so"], cwd=tmp_path, check=True)
+    old = "import ctypes, flashlift._library as own; own.load = lambda name: ctypes.CDLL(sys.argv[1]); own.core()"
+    done = python("-c", "import sys; " + old, tmp_path / "old.so")
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith(f"ImportError: {tmp_path}/old.so has API version 1, this package needs "), done.stderr
+    assert last.endswith("install it again"), done.stderr
+
+
 def test_folders_of_the_package():
     done = python("-m", "flashlift", "--help")
     shown = done.stdout
