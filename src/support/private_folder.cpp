@@ -68,13 +68,14 @@ Result<PrivateFolder> PrivateFolder::open(const std::filesystem::path& path) {
     const std::error_code failed = last_error();
     std::error_code ignored;
     if (std::filesystem::is_symlink(name, ignored)) {
-      return not_found("{}: it is a link; name the folder that it leads to", name.string());
+      return not_found("{} is a link; set FLASHLIFT_CACHE_DIR to the folder that it leads to", name.string());
     }
     return not_found("{} cannot be made or opened: {}; set FLASHLIFT_CACHE_DIR to a folder of your own", name.string(),
                      failed.message());
   }
   if (status.st_uid != geteuid()) {
-    return invalid_argument("{} belongs to another user; name a folder of your own", name.string());
+    return invalid_argument("{} belongs to another user; set FLASHLIFT_CACHE_DIR to a folder of your own",
+                            name.string());
   }
   if ((status.st_mode & kOthersMayWrite) != 0) {
     return invalid_argument("other users may write to {}; remove it, or remove their permission (chmod 700)",

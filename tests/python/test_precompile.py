@@ -89,6 +89,7 @@ def test_a_folder_that_cannot_be_used(flashlift, cache, monkeypatch):
     done = flashlift("compile", FORWARD, "--architecture", "80")
     assert done.returncode == 2
     assert "the kernel cache cannot be used" in done.stderr
+    assert done.stderr.count("set FLASHLIFT_CACHE_DIR to a folder of your own") == 1, done.stderr
 
 
 def test_a_folder_that_takes_no_files(flashlift, cache, monkeypatch):

@@ -70,7 +70,9 @@ def test_a_folder_above_the_cache_may_be_a_link(flashlift, tmp_path, monkeypatch
     assert flashlift("cache", "clear").stdout.startswith("1 ")
     (tmp_path / "link").symlink_to(tmp_path / "disk" / "cache")
     monkeypatch.setenv("FLASHLIFT_CACHE_DIR", str(tmp_path / "link"))
-    with pytest.raises(package.FlashliftError, match="it is a link; name the folder that it leads to"):
+    with pytest.raises(
+        package.FlashliftError, match="is a link; set FLASHLIFT_CACHE_DIR to the folder that it leads to"
+    ):
         package.tune(DECODE, seconds=0)
 
 

@@ -163,9 +163,7 @@ Result<StoredCubin> store_cubin(const KernelSource& source) {
   FLASHLIFT_ASSIGN_OR_RETURN(const Nvrtc* nvrtc, Nvrtc::get());
   const Result<CubinCache> opened = open_cache();
   if (!opened.ok()) {
-    return Error{opened.error().kind, fmt::format("the kernel cache cannot be used: {}; set FLASHLIFT_CACHE_DIR to a "
-                                                  "folder of your own",
-                                                  opened.error().message)};
+    return Error{opened.error().kind, "the kernel cache cannot be used: " + opened.error().message};
   }
   const CubinCache& cache = *opened;
   const std::string key = cubin_key(source, nvrtc->version());
