@@ -60,7 +60,7 @@ def flex_attention(
     checkpointing work. With dropout_p=0.0, as in evaluation, a seed has no effect; without dropout_p it is an error.
     deterministic: every result, gradients of captured tensors included, has the same bits in every run, unless this is
     False: the gradient of the query may then have other bits, and a Hopper GPU computes the gradients of long
-    sequences faster, up to a depth of 128. torch.use_deterministic_algorithms(True) overrides False.
+    sequences faster, up to a depth of 192. torch.use_deterministic_algorithms(True) overrides False.
     kernel_options: PyTorch's. BACKEND may be AUTO, TRITON, FLASH or TRITON_DECODE; all of them select the best kernel.
     return_aux: whether to also return lse and max_scores (natural logarithms, float32).
 
