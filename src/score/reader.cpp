@@ -28,6 +28,8 @@ const std::unordered_map<std::string_view, Op>& ops_by_name() {
   });
 }
 
+int64_t float_bits(float value) { return std::bit_cast<uint32_t>(value); }
+
 template <typename T>
 bool parse_whole(std::string_view text, T& value, int base = 10) {
   if (!text.empty() && text.front() == '+') {
@@ -235,7 +237,6 @@ class Reader {
     const std::string_view text = lexer_.token().text;
     const size_t place = lexer_.token().offset;
     Node node{.op = Op::k_constant, .type = Type::kI32, .operands = {}};
-    const auto float_bits = [](float value) { return static_cast<int64_t>(std::bit_cast<uint32_t>(value)); };
     constexpr float kInfinity = std::numeric_limits<float>::infinity();
     float value = 0;
     uint32_t bits = 0;
@@ -256,7 +257,7 @@ class Reader {
       }
       return add({.op = Op::k_constant, .type = Type::kF32, .operands = {}, .payload = bits});
     } else if (lexer_.token().kind == TokenKind::kNumber && parse_whole(text, node.payload)) {
-      return read_integer(node, place);
+      return read_integer(node, text, place);
     } else if (lexer_.token().kind == TokenKind::kNumber && parse_whole(text, value)) {
       node.type = Type::kF32;
       node.payload = float_bits(value);
@@ -264,16 +265,24 @@ class Reader {
       return lexer_.error_expected("an operand: %name, score, b, h, q, kv, q_len, kv_len or a constant in range");
     }
     lexer_.advance();
+    if (lexer_.accept(":") && !lexer_.accept(to_string(node.type))) {
+      return lexer_.error_expected(fmt::format("`{}`, the type of `{}`", to_string(node.type), text));
+    }
     return add(std::move(node));
   }
 
-  Result<ValueId> read_integer(Node node, size_t place) {
+  Result<ValueId> read_integer(Node node, std::string_view text, size_t place) {
     lexer_.advance();
-    if (lexer_.accept(":")) {
-      if (!lexer_.accept("i64")) {
-        return lexer_.error_expected("`i64`, the only suffix of an integer");
+    if (lexer_.accept(":") && !lexer_.accept("i32")) {
+      float value = 0;
+      if (lexer_.accept("i64")) {
+        node.type = Type::kI64;
+      } else if (parse_whole(text, value) && lexer_.accept("f32")) {
+        node.type = Type::kF32;
+        node.payload = float_bits(value);
+      } else {
+        return lexer_.error_expected("i32, i64 or f32, the suffixes of an integer");
       }
-      node.type = Type::kI64;
     } else if (node.payload != static_cast<int32_t>(node.payload)) {
       return lexer_.error_at(place, fmt::format("{} does not fit i32; write {}:i64", node.payload, node.payload));
     }

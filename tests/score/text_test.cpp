@@ -42,6 +42,16 @@ TEST(ProgramText, KeepsTheBitsOfConstants) {
   }
 }
 
+TEST(ProgramText, TakesTheTypeOfAnyConstantAsASuffix) {
+  const auto program = parse_program(
+      "mask_mod() { %0 = lt kv, 3:i32; %1 = lt 2:f32, -inf:f32; %2 = or %0, %1; %3 = and %2, true:i1; "
+      "%4 = eq nan:f32, 0.5:f32; %5 = or %3, %4; return %5 }");
+  ASSERT_TRUE(program.ok()) << program.error().message;
+  EXPECT_EQ(print_one_line(*program),
+            "mask_mod() { %0 = lt kv, 3; %1 = lt 2.0, -inf; %2 = or %0, %1; %3 = and %2, true; %4 = eq nan, 0.5; "
+            "%5 = or %3, %4; return %5 }");
+}
+
 struct BadText {
   const char* text;
   const char* message;
@@ -64,6 +74,9 @@ INSTANTIATE_TEST_SUITE_P(
                     BadText{"score_mod() { %0 = frobnicate score\n return %0 }", "expected an operation"},
                     BadText{"score_mod() { %0 = add score return %0 }", "expected `,`"},
                     BadText{"score_mod() { %0 = add score, q return %0 }", "operands of one type"},
+                    BadText{"score_mod() { return 0.5:i32 }", "expected `f32`, the type of `0.5`"},
+                    BadText{"score_mod() { return 3:i1 }", "expected i32, i64 or f32"},
+                    BadText{"score_mod() { return 3000000000:i32 }", "does not fit i32"},
                     BadText{"mask_mod() { %0 = lt score, 0.0 return %0 }", "cannot read `score`"},
                     BadText{"mask_mod() { return q }", "a mask_mod returns i1, this one returns i32"},
                     BadText{"score_mod(t: f32[4]) { %0 = load t[q, kv] return %0 }", "has 1 dimensions"},
