@@ -8,6 +8,7 @@
 #include <limits>
 #include <span>
 
+#include "cpu/dropout.h"
 #include "cpu/forward_finish.h"
 #include "cpu/forward_parts.h"
 #include "cpu/prefetch_queue.h"
@@ -277,10 +278,14 @@ void TaskRunner::drop_out(const Part& part) {
   for (int64_t r = 0; r < part.rows(); ++r) {
     const RowCoordinates& at = coordinates_[part.row_begin + r];
     float* row = s_ + r * kv_tile_;
-    kernels_.drop_out(row, part.columns, call_.dropout, {at.b, at.h, at.q}, part.block * kv_tile_ + part.column);
+    const DropoutRow dropout_row{at.b, at.h, at.q};
+    const int64_t kv_begin = part.block * kv_tile_ + part.column;
+    kernels_.drop_out(row, part.columns, call_.dropout, dropout_row, kv_begin);
     if (!values_finite_) {
       for (int64_t c = 0; c < part.columns; ++c) {
-        kept_[r * kv_tile_ + c] = kept_[r * kv_tile_ + c] && row[c] != 0;
+        // A probability of 0 may also be that of a kept key, too small for f32.
+        uint8_t& kept = kept_[r * kv_tile_ + c];
+        kept = kept && (row[c] != 0 || keeps(call_.dropout, dropout_row, kv_begin + c));
       }
     }
   }

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
+#include <string>
 #include <thread>
 
 #include "problem/check.h"
@@ -213,6 +214,22 @@ TEST(Attention, MaskedKeysTakeNoPartEvenIfTheirValuesAreNan) {
   ASSERT_TRUE(attention->run(arguments.views).ok());
   const Result<problem::Judgement> report = problem::check_output(problem, arguments.views);
   EXPECT_TRUE(report->ok) << report->reason;
+}
+
+// The probability of a kept key may be 0 in f32, too, like that of a dropped one.
+TEST(Attention, OnlyDroppedKeysTakeNoPartIfTheirValuesAreNan) {
+  for (const std::string words : {"attn h1 sq40 skv200 d16 f32 dropout=0.5", "attn h1 sq40 skv200 d16 f32 keep_mask"}) {
+    const Problem problem =
+        problem_of(words + " score_mod() { %0 = eq kv, 7; %1 = select %0, -200.0, score; return %1 }");
+    Random random(1);
+    OwnedArguments arguments = testing::dense_arguments(problem, random);
+    static_cast<float*>(arguments.views.v.data)[7 * 16] = NAN;
+    const Result<Attention> attention = Attention::compile(problem);
+    ASSERT_TRUE(attention.ok());
+    ASSERT_TRUE(attention->run(arguments.views).ok());
+    const Result<problem::Judgement> report = problem::check_output(problem, arguments.views);
+    EXPECT_TRUE(report->ok) << words << ": " << report->reason;
+  }
 }
 
 TEST(Attention, ManyThreadsMayCompileAndRunTheSameProblem) {
