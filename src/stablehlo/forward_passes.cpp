@@ -8,14 +8,14 @@
 #include "mlir/IR/Builders.h"
 #include "mlir/IR/IRMapping.h"
 #include "stablehlo/lift/candidates.h"
+#include "stablehlo/loop_carries.h"
+#include "stablehlo/loop_residuals.h"
 #include "stablehlo/manual_computations.h"
 #include "stablehlo/reader/normalize.h"
 #include "stablehlo/reader/ops.h"
 
 namespace flashlift::stablehlo {
 namespace {
-
-constexpr const char* kRepeated = "flashlift.repeated";  // of products: the number of their computation
 
 // Whether a value depends on constants alone.
 bool is_constant(mlir::Value value) {
@@ -90,7 +90,7 @@ mlir::Operation* repeat(const Computation& forward, const Computation& backward,
 std::optional<Module> with_forward_passes(const Module& given, const ComputationNumbers& except) {
   const auto is_fed = given.op()->walk([](mlir::Operation* op) {
     const bool is_backward = kind(op) == OpKind::kSdyManualComputation && llvm::any_of(op->getOperands(), is_computed);
-    return is_backward ? mlir::WalkResult::interrupt() : mlir::WalkResult::advance();
+    return is_backward || reads_earlier_loop(op) ? mlir::WalkResult::interrupt() : mlir::WalkResult::advance();
   });
   if (!is_fed.wasInterrupted()) {
     return std::nullopt;
@@ -98,13 +98,17 @@ std::optional<Module> with_forward_passes(const Module& given, const Computation
   Module module = given.clone();
   std::vector<mlir::Operation*> computations;
   module.op()->walk([&](mlir::Operation* op) {
-    if (kind(op) == OpKind::kSdyManualComputation) {
+    if (kind(op) == OpKind::kSdyManualComputation || kind(op) == OpKind::kWhile) {
       computations.push_back(op);
     }
   });
   bool any = false;
   for (auto [number, backward] : llvm::enumerate(computations)) {
     if (except.contains(static_cast<int64_t>(number))) {
+      continue;
+    }
+    if (kind(backward) == OpKind::kWhile) {
+      any = compute_residuals_again(backward, static_cast<int64_t>(number)) != nullptr || any;
       continue;
     }
     llvm::SetVector<mlir::Operation*> givers;
@@ -127,13 +131,15 @@ std::optional<Module> with_forward_passes(const Module& given, const Computation
     return std::nullopt;
   }
   remove_dead_code(module);
+  remove_unused_carries(module);
   return module;
 }
 
 ComputationNumbers repeated_in_vain(const Module& module) {
   ComputationNumbers numbers;
   module.op()->walk([&](mlir::Operation* op) {
-    if (const auto number = op->getAttrOfType<mlir::IntegerAttr>(kRepeated)) {
+    const auto number = op->getAttrOfType<mlir::IntegerAttr>(kRepeated);
+    if (number && is_near_softmax(op->getResult(0))) {
       numbers.insert(number.getInt());
     }
   });

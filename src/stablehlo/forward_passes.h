@@ -1,10 +1,10 @@
-// Forward passes that the manual computations of their gradients repeat.
+// Forward passes that the manual computations and the loops of their gradients repeat.
 //
 // The gradient of JAX's shard_map is two manual computations: the forward pass, and the backward pass, which reads the
 // probabilities and the row statistics of the first one. A manual computation only has values of its own, so that no
 // attention could be fused with its gradient. The backward pass therefore computes these values again, from values that
 // are not near a softmax. It then holds the attention with its gradient, and the forward pass holds the attention
-// alone.
+// alone. Loops are the same; loop_residuals.h describes them.
 #pragma once
 
 #include <cstdint>
@@ -15,14 +15,14 @@
 
 namespace flashlift::stablehlo {
 
-// Numbers of manual computations, in the order of the module.
+// Numbers of manual computations and loops, in the order of the module.
 using ComputationNumbers = std::set<int64_t>;
 
 // A copy of the module in which they do so, except those with the given numbers; nothing if there are no others.
 std::optional<Module> with_forward_passes(const Module& module, const ComputationNumbers& except);
 
-// The computations in which repeated products are left. Their attention was not fused with its gradient, so that it was
-// of no use to repeat it.
+// The computations in which repeated products of scores are left. Their attention was not fused with its gradient, so
+// that it was of no use to repeat it.
 ComputationNumbers repeated_in_vain(const Module& module);
 
 }  // namespace flashlift::stablehlo

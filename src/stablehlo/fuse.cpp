@@ -15,6 +15,7 @@
 #include "stablehlo/forward_passes.h"
 #include "stablehlo/lift/candidates.h"
 #include "stablehlo/lift/lift.h"
+#include "stablehlo/loop_carries.h"
 #include "stablehlo/partition.h"
 #include "stablehlo/reader/normalize.h"
 #include "stablehlo/reader/ops.h"
@@ -50,6 +51,7 @@ class Fuser {
   void run() {
     merge_equal_branches(module_);
     use_static_shapes(module_);
+    move_constants_into_loops(module_);
     read_products();
     split_sums_of_softmaxes();
     llvm::SmallVector<mlir::Operation*> cudnn_calls;

@@ -68,8 +68,9 @@ std::string describe_other_use(const Plane& plane, mlir::Operation* last) {
         return fmt::format("the product at {} reads them", describe(user->getLoc()));
       }
       if (kind(user) == OpKind::kReturn && kind(user->getParentOp()) == OpKind::kWhile) {
-        return fmt::format("the loop at {} keeps them for its backward pass; put jax.checkpoint around its body",
-                           describe(user->getParentOp()->getLoc()));
+        return fmt::format(
+            "the loop at {} stores them; if only its backward pass reads them, put jax.checkpoint around its body",
+            describe(user->getParentOp()->getLoc()));
       }
       queue.push_back(user);
     }

@@ -1,0 +1,219 @@
+#include "stablehlo/loop_carries.h"
+
+#include <vector>
+
+#include "llvm/ADT/SetVector.h"
+#include "mlir/IR/Builders.h"
+#include "mlir/IR/IRMapping.h"
+#include "stablehlo/lift/candidates.h"
+#include "stablehlo/reader/normalize.h"
+
+namespace flashlift::stablehlo {
+namespace {
+
+std::vector<mlir::Operation*> loops_of(Module& module) {
+  std::vector<mlir::Operation*> loops;
+  module.op()->walk<mlir::WalkOrder::PreOrder>([&](mlir::Operation* op) {
+    if (kind(op) == OpKind::kWhile && op->getNumRegions() == 2) {
+      loops.push_back(op);
+    }
+  });
+  return loops;
+}
+
+// Whether the condition and the body have the arguments and results that JAX writes.
+bool is_regular(mlir::Operation* loop) {
+  for (mlir::Region& region : loop->getRegions()) {
+    if (!region.hasOneBlock() || region.front().empty() || region.getNumArguments() != loop->getNumOperands() ||
+        kind(&region.front().back()) != OpKind::kReturn) {
+      return false;
+    }
+  }
+  return block(loop, 1).back().getNumOperands() == loop->getNumOperands() &&
+         loop->getNumResults() == loop->getNumOperands();
+}
+
+// Which carried values results, conditions or operations with effects depend on.
+std::vector<bool> used_carries(mlir::Operation* loop) {
+  mlir::Block& body = block(loop, 1);
+  mlir::Operation* const end = &body.back();
+  std::vector<bool> used(loop->getNumOperands());
+  llvm::SetVector<mlir::Operation*> reached;
+  std::vector<mlir::Value> pending;
+  const auto use = [&](unsigned carry) {
+    if (!used[carry]) {
+      used[carry] = true;
+      pending.push_back(end->getOperand(carry));
+    }
+  };
+  const auto reach = [&](mlir::Operation* op) {
+    if (reached.insert(op)) {
+      op->walk([&](mlir::Operation* inner) { llvm::append_range(pending, inner->getOperands()); });
+    }
+  };
+  for (unsigned carry = 0; carry < used.size(); ++carry) {
+    if (!loop->getResult(carry).use_empty() || !block(loop, 0).getArgument(carry).use_empty()) {
+      use(carry);
+    }
+  }
+  for (mlir::Operation& op : body) {
+    if (&op != end && !is_removable(&op)) {
+      reach(&op);
+    }
+  }
+  while (!pending.empty()) {
+    const mlir::Value value = pending.back();
+    pending.pop_back();
+    if (const auto argument = mlir::dyn_cast<mlir::BlockArgument>(value)) {
+      if (argument.getOwner() == &body) {
+        use(argument.getArgNumber());
+      }
+    } else if (mlir::Operation* op = body.findAncestorOpInBlock(*value.getDefiningOp())) {
+      reach(op);
+    }
+  }
+  return used;
+}
+
+// Replaces a loop by one whose regions already have their arguments and results.
+mlir::Operation* rebuilt(mlir::Operation* loop, mlir::ValueRange starts, llvm::ArrayRef<mlir::OpResult> results) {
+  mlir::OperationState state(loop->getLoc(), loop->getName());
+  state.addOperands(starts);
+  state.addTypes(starts.getTypes());
+  state.propertiesAttr = loop->getPropertiesAsAttribute();
+  state.addAttributes(llvm::to_vector(loop->getDiscardableAttrs()));
+  for (mlir::Region& region : loop->getRegions()) {
+    state.addRegion()->takeBody(region);
+  }
+  mlir::Operation* const now = mlir::OpBuilder(loop).create(state);
+  for (const auto [old, result] : llvm::zip(results, now->getResults())) {
+    mlir::Value(old).replaceAllUsesWith(result);
+  }
+  loop->erase();
+  return now;
+}
+
+// Returns whether there were any.
+bool remove_unused_carries(mlir::Operation* loop) {
+  if (!is_regular(loop) || !may_change_carries(loop)) {
+    return false;
+  }
+  const std::vector<bool> used = used_carries(loop);
+  if (llvm::all_of(used, [](bool is_used) { return is_used; })) {
+    return false;
+  }
+  mlir::Block& body = block(loop, 1);
+  llvm::SmallVector<mlir::Value> starts;
+  llvm::SmallVector<mlir::OpResult> results;
+  for (unsigned carry = 0; carry < used.size(); ++carry) {
+    if (used[carry]) {
+      starts.push_back(loop->getOperand(carry));
+      results.push_back(loop->getResult(carry));
+    }
+  }
+  for (unsigned carry = loop->getNumOperands(); carry-- > 0;) {
+    if (!used[carry]) {
+      body.back().eraseOperand(carry);
+    }
+  }
+  // What is left of the uses is in operations that nothing depends on.
+  for (mlir::Operation& op : llvm::make_early_inc_range(llvm::reverse(body))) {
+    if (op.use_empty() && is_removable(&op)) {
+      op.erase();
+    }
+  }
+  for (unsigned carry = loop->getNumOperands(); carry-- > 0;) {
+    if (!used[carry]) {
+      body.eraseArgument(carry);
+      block(loop, 0).eraseArgument(carry);
+    }
+  }
+  rebuilt(loop, starts, results);
+  return true;
+}
+
+// Whether an operation that uses the value is near a softmax: before it, as a mask is, or behind it, as dropout is.
+bool feeds_softmax(mlir::Value value) {
+  return llvm::any_of(value.getUsers(), [](mlir::Operation* user) {
+    return user->getNumResults() == 1 && !is_dot(user) && is_near_softmax(user->getResult(0));
+  });
+}
+
+// The operations that compute a value from constants alone, in order; empty if there are others.
+std::vector<mlir::Operation*> computed_from_constants(mlir::Value value) {
+  constexpr size_t kMost = 64;
+  constexpr int64_t kLargestLiteral = 4096;  // elements; a module would hold larger ones twice
+  llvm::SetVector<mlir::Operation*> found;
+  llvm::SmallVector<mlir::Value> pending = {value};
+  while (!pending.empty()) {
+    mlir::Operation* const op = pending.pop_back_val().getDefiningOp();
+    if (op == nullptr || op->getBlock() != value.getParentBlock() || op->getNumRegions() != 0 || !is_removable(op) ||
+        found.size() > kMost) {
+      return {};
+    }
+    if (const auto elements = op->getNumResults() == 1 ? constant(op->getResult(0)) : nullptr;
+        elements && !elements.isSplat() && elements.getNumElements() > kLargestLiteral) {
+      return {};
+    }
+    if (found.insert(op)) {
+      llvm::append_range(pending, op->getOperands());
+    }
+  }
+  std::vector<mlir::Operation*> ordered(found.begin(), found.end());
+  llvm::sort(ordered, [](mlir::Operation* x, mlir::Operation* y) { return x->isBeforeInBlock(y); });
+  return ordered;
+}
+
+}  // namespace
+
+bool may_change_carries(mlir::Operation* loop) {
+  return !loop->hasAttr("sdy.sharding") && !loop->hasAttr("mhlo.sharding");
+}
+
+mlir::Operation* with_invariants(mlir::Operation* loop, mlir::ValueRange starts) {
+  mlir::Block& body = block(loop, 1);
+  llvm::SmallVector<mlir::Value> all(loop->getOperands());
+  llvm::append_range(all, starts);
+  for (const mlir::Value start : starts) {
+    block(loop, 0).addArgument(start.getType(), start.getLoc());
+  }
+  body.back().insertOperands(loop->getNumOperands(), body.getArguments().drop_front(loop->getNumOperands()));
+  return rebuilt(loop, all, llvm::to_vector(loop->getResults()));
+}
+
+void remove_unused_carries(Module& module) {
+  for (bool any = true; any;) {  // a loop may have been what used another one's results
+    any = false;
+    for (mlir::Operation* loop : loops_of(module)) {
+      any = remove_unused_carries(loop) || any;
+    }
+    remove_dead_code(module);
+  }
+}
+
+void move_constants_into_loops(Module& module) {
+  for (mlir::Operation* loop : loops_of(module)) {
+    if (!is_regular(loop)) {
+      continue;
+    }
+    mlir::Block& body = block(loop, 1);
+    for (const mlir::BlockArgument argument : body.getArguments()) {
+      const unsigned carry = argument.getArgNumber();
+      if (body.back().getOperand(carry) != argument || !feeds_softmax(argument)) {
+        continue;
+      }
+      const std::vector<mlir::Operation*> operations = computed_from_constants(loop->getOperand(carry));
+      mlir::OpBuilder builder = mlir::OpBuilder::atBlockBegin(&body);
+      mlir::IRMapping copies;
+      for (mlir::Operation* op : operations) {
+        builder.clone(*op, copies);
+      }
+      if (!operations.empty()) {
+        mlir::Value(argument).replaceUsesWithIf(copies.lookup(loop->getOperand(carry)),
+                                                [&](mlir::OpOperand& use) { return use.getOwner() != &body.back(); });
+      }
+    }
+  }
+}
+
+}  // namespace flashlift::stablehlo

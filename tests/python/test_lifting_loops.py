@@ -1,0 +1,365 @@
+"""Attention in loops over layers: `jax.grad` of `jax.lax.scan` stores residuals of all layers in one loop and reads
+them in another one. The second loop computes scores and probabilities again if that is proved to give the same. All
+results are compared with XLA's.
+"""
+
+import functools
+
+import flashlift.jax
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+LAYERS, TOKENS, HEADS, DEPTH = 3, 24, 2, 8
+POLICIES = jax.checkpoint_policies
+KEEP = np.tril(np.ones((TOKENS, TOKENS), bool))
+
+
+def normal(seed, *shape):
+    return jax.random.normal(jax.random.key(seed), shape) * 0.5
+
+
+def report(function, *arguments, tolerance=2e-5):
+    """Compares with XLA."""
+    mine = flashlift.jax.fuse(function)
+    got, want = jax.tree.leaves(mine(*arguments)), jax.tree.leaves(jax.jit(function)(*arguments))
+    for one, other in zip(got, want, strict=True):
+        one, other = np.asarray(one, np.float64), np.asarray(other, np.float64)
+        np.testing.assert_allclose(one, other, rtol=tolerance, atol=tolerance * max(1, np.abs(other).max()))
+    return mine.report
+
+
+def count(found):
+    """The fused attentions, and those of them that have their gradient."""
+    fused = [each for each in found.candidates if each.fused]
+    return len(fused), len([each for each in fused if " lse" in each.problem])
+
+
+# --- Gradients of jax.lax.scan ---
+
+
+def layer(x, weights, mask=None, change=lambda s: s, drop=lambda p: p):
+    q, k, v = (jnp.tanh(jnp.einsum("nc,chd->nhd", x, w)) for w in weights)
+    mask = jnp.tril(jnp.ones((TOKENS, TOKENS), bool)) if mask is None else mask
+    s = jnp.where(mask, change(jnp.einsum("qhd,khd->hqk", q, k) / 3).astype(jnp.float32), -1e9)
+    p = drop(jax.nn.softmax(s)).astype(x.dtype)
+    return x + jnp.sin(jnp.einsum("hqk,khd->qhd", p, v).reshape(x.shape))
+
+
+def training_step(body, *more, dtype="float32", **options):
+    """The gradient of a scan over layers, by their weights, with its arguments."""
+    weights = normal(1, 3, LAYERS, HEADS * DEPTH, HEADS, DEPTH).astype(dtype)
+
+    def loss(weights, x):
+        out = lax.scan(lambda x, w: (body(x, *w), None), x, (tuple(weights), *more), **options)[0]
+        return jnp.sum(jnp.sin(out.astype(jnp.float32)))
+
+    return jax.value_and_grad(loss), weights, normal(2, TOKENS, HEADS * DEPTH).astype(dtype)
+
+
+def biased(x, weights, bias):
+    return layer(x, weights, change=lambda s: s + bias)
+
+
+def windowed(x, weights, width):
+    rows, columns = jnp.arange(TOKENS)[:, None], jnp.arange(TOKENS)
+    return layer(x, weights, (columns <= rows) & (rows - columns < width))
+
+
+def dropped(x, weights, key):
+    return layer(x, weights, drop=lambda p: jnp.where(jax.random.bernoulli(key, 0.75, p.shape), p / 0.75, 0))
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        training_step(layer),
+        training_step(layer, reverse=True),
+        training_step(functools.partial(layer, change=lambda s: 5 * jnp.tanh(s / 5))),
+        training_step(biased, normal(3, LAYERS, HEADS, TOKENS, TOKENS)),
+        training_step(windowed, jnp.array([3, 24, 5])),
+        training_step(dropped, jax.random.split(jax.random.key(4), LAYERS)),
+        training_step(jax.checkpoint(layer, policy=POLICIES.dots_saveable)),
+        training_step(jax.checkpoint(layer, policy=POLICIES.everything_saveable)),
+    ],
+    ids=["causal", "reverse", "softcap", "bias", "window", "dropout", "dots_saveable", "everything_saveable"],
+)
+def test_training_steps(step):
+    found = report(*step)
+    assert count(found) == (2, 1), found
+    assert f"bool[{HEADS},{TOKENS}" not in str(found), "a mask of constants is not a program"
+
+
+def test_bf16():
+    found = report(*training_step(layer, dtype="bfloat16"), tolerance=4e-2)
+    assert count(found) == (2, 1), found
+
+
+@pytest.mark.parametrize("unroll", [2, 3])
+def test_several_layers_in_an_iteration(unroll):
+    step, weights, x = training_step(layer, unroll=unroll)
+    weights = jnp.concatenate([weights, weights], 1)  # six layers
+    found = report(step, weights, x)
+    assert count(found) == (2 * unroll, unroll), found
+
+
+def test_microbatches():
+    step, weights, x = training_step(layer)
+
+    def accumulate(weights, x):
+        add = lambda total, x: (jax.tree.map(jnp.add, total, step(weights, x)), None)
+        return lax.scan(add, (0.0, jnp.zeros_like(weights)), jnp.stack([x, x + 1]))[0]
+
+    found = report(accumulate, weights, x)
+    assert count(found) == (2, 1), found
+
+
+def test_batches_of_scans():
+    step, weights, x = training_step(layer)
+    found = report(jax.vmap(step, (None, 0)), weights, jnp.stack([x, x + 1]))
+    assert count(found) == (2, 1), found
+
+
+def test_probabilities_that_are_also_a_result_are_stored():
+    def loss(weights, x):
+        def body(x, weights):
+            q, k, v = (jnp.einsum("nc,chd->hnd", x, w) for w in weights)
+            p = jax.nn.softmax(jnp.einsum("hqd,hkd->hqk", q, k))
+            return x + jnp.einsum("hqk,hkd->qhd", p, v).reshape(x.shape), p
+
+        out, p = lax.scan(body, x, tuple(weights))
+        return jnp.sum(jnp.sin(out)) + jnp.sum(p[0] * p[1])
+
+    assert count(report(jax.grad(loss), *training_step(layer)[1:])) == (0, 0)
+
+
+# --- Loops that differ from those of a gradient in one thing ---
+
+
+class Loops:
+    """A loop that stores the residuals of attention, and one that reads them. Subclasses change one thing."""
+
+    n = LAYERS
+    iterations = LAYERS
+
+    def start(self):
+        return jnp.int32(0)
+
+    def goes_on(self, i, x):
+        return i < self.iterations
+
+    def step(self, i):
+        return i + 1
+
+    def write(self, stack, value, i):
+        return lax.dynamic_update_index_in_dim(stack, value, i, 0)
+
+    def place(self, i, name):
+        return i
+
+    def read_place(self, j, name):
+        return self.n - 1 - j
+
+    def read(self, stack, j, name):
+        return lax.dynamic_index_in_dim(stack, self.read_place(j, name), 0, keepdims=False)
+
+    def scores(self, q, k, i):
+        return q @ k.T
+
+    def stored(self, name, value):
+        return value
+
+    def between(self, stacks):
+        return stacks
+
+    def __call__(self, x):
+        shapes = {"q": (TOKENS, DEPTH), "k": (TOKENS, DEPTH), "v": (TOKENS, DEPTH), "p": (TOKENS, TOKENS)}
+        stacks = {name: jnp.full((self.n, *shape), 0.25) for name, shape in shapes.items()}
+
+        def forward(state):
+            i, x, stacks = state
+            q, k, v = jnp.sin(x), jnp.cos(x), jnp.sin(2 * x)
+            s = jnp.where(KEEP, self.scores(q, k, i), -jnp.inf)
+            p = jax.nn.softmax(s)
+            residuals = {"q": q, "k": k, "v": v, "p": p}
+            stacks = {
+                name: self.write(stack, self.stored(name, residuals[name]), self.place(i, name))
+                for name, stack in stacks.items()
+            }
+            return self.step(i), x + p @ v, stacks
+
+        _, x, stacks = lax.while_loop(lambda state: self.goes_on(*state[:2]), forward, (self.start(), x, stacks))
+        stacks = self.between(stacks)
+
+        def backward(j, state):
+            d_out, total = state
+            q, k, v, p = (self.read(stacks[name], j, name) for name in "qkvp")
+            d_p = d_out @ v.T
+            d_s = p * (d_p - jnp.sum(p * d_p, -1, keepdims=True))
+            return d_out + jnp.cos(q) * (d_s @ k) - jnp.sin(k) * (d_s.T @ q), total + p.T @ d_out
+
+        state = lax.fori_loop(0, self.n, backward, (jnp.cos(x), jnp.zeros_like(x)))
+        return (x, *state, *self.results(stacks))
+
+    def results(self, stacks):
+        return ()
+
+
+class CountsFromOne(Loops):
+    iterations = LAYERS + 1
+    start = lambda self: jnp.int32(1)
+    place = lambda self, i, name: i - 1
+
+
+class HalvesTheCount(Loops):
+    start = lambda self: jnp.uint8(2 * LAYERS)
+    goes_on = lambda self, i, x: i != 0
+    step = lambda self, i: i - jnp.uint8(2)
+    place = lambda self, i, name: lax.shift_right_logical(i, jnp.uint8(1)).astype(jnp.int32) - 1
+
+
+class CountsDownInBytes(Loops):
+    start = lambda self: jnp.int8(LAYERS - 1)
+    goes_on = lambda self, i, x: i >= 0
+    step = lambda self, i: i + jnp.int8(-1)
+    place = lambda self, i, name: i.astype(jnp.int32)
+
+
+class DependsOnTheCount(Loops):
+    def scores(self, q, k, i):
+        return q @ k.T - 0.1 * i.astype(jnp.float32) * np.subtract.outer(np.arange(TOKENS), np.arange(TOKENS))
+
+
+class ReadsForwards(DependsOnTheCount):
+    read_place = lambda self, j, name: j
+
+
+class ReadsOneEntry(DependsOnTheCount):
+    """Clamped indices."""
+
+    read_place = lambda self, j, name: j + 7
+
+
+class HasPlacesBehindThoseThatAreStored(Loops):
+    """Other entries of the tensors keep what they had."""
+
+    n = LAYERS + 1
+    read_place = lambda self, j, name: jnp.minimum(j, LAYERS - 1)
+
+
+@pytest.mark.parametrize(
+    "loops",
+    [Loops, CountsFromOne, CountsDownInBytes, DependsOnTheCount, ReadsForwards, HasPlacesBehindThoseThatAreStored],
+)
+def test_residuals_that_are_computed_again(loops):
+    found = report(loops(), normal(5, TOKENS, DEPTH))
+    assert count(found) == (2, 1), found
+
+
+def test_the_count_of_one_entry_is_a_constant():
+    report(ReadsOneEntry(), normal(5, TOKENS, DEPTH))  # fused or not, the result must be that of the last layer
+
+
+class ReadsProbabilitiesOfTheLayerBefore(Loops):
+    read_place = lambda self, j, name: self.n - 1 - j - (name == "p")
+
+
+class ReadsKeysOfTheLayerBefore(Loops):
+    read_place = lambda self, j, name: self.n - 1 - j - (name == "k")
+
+
+class ReadsWhatNoIterationStored(Loops):
+    iterations = LAYERS - 1
+
+
+class NeverRuns(Loops):
+    iterations = 0
+
+
+class StoresOtherKeys(Loops):
+    def stored(self, name, value):
+        return 2 * value if name == "k" else value
+
+
+class StoresOtherProbabilities(Loops):
+    def stored(self, name, value):
+        return value * 0.5 if name == "p" else value
+
+
+class StoresTwice(Loops):
+    def write(self, stack, value, i):
+        once = lax.dynamic_update_index_in_dim(stack, value, i, 0)
+        return lax.dynamic_update_index_in_dim(once, value + 1, jnp.minimum(i + 1, self.n - 1), 0)
+
+
+class StoresAtOnePlace(Loops):
+    place = lambda self, i, name: jnp.minimum(i, 1)
+
+
+class StoresBeyondTheEnd(Loops):
+    place = lambda self, i, name: i + 2
+
+
+class AddsToWhatIsStored(Loops):
+    def write(self, stack, value, i):
+        return lax.dynamic_update_index_in_dim(stack + 1, value, i, 0)
+
+
+class ChangesTensorsBetweenTheLoops(Loops):
+    between = lambda self, stacks: {name: stack + 0.125 for name, stack in stacks.items()}
+
+
+class ReversesTensorsBetweenTheLoops(Loops):
+    between = lambda self, stacks: stacks | {"p": stacks["p"][::-1]}
+
+
+class TransposesEntries(Loops):
+    def read(self, stack, j, name):
+        entry = super().read(stack, j, name)
+        return entry.T if name == "p" else entry
+
+
+class EndsByItsData(Loops):
+    goes_on = lambda self, i, x: (i < self.n) & (jnp.sum(x) < 1e9)
+
+
+class WrapsAround(Loops):
+    start = lambda self: jnp.int8(127)
+    goes_on = lambda self, i, x: i != -126
+    place = lambda self, i, name: jnp.where(i == 127, 0, i.astype(jnp.int32) + 129)
+
+
+class ReturnsTheTensor(Loops):
+    results = lambda self, stacks: (stacks["p"],)
+
+
+@pytest.mark.parametrize(
+    "loops",
+    [
+        ReadsProbabilitiesOfTheLayerBefore,
+        ReadsKeysOfTheLayerBefore,
+        ReadsWhatNoIterationStored,
+        NeverRuns,
+        StoresOtherKeys,
+        StoresTwice,
+        StoresAtOnePlace,
+        StoresBeyondTheEnd,
+        AddsToWhatIsStored,
+        ChangesTensorsBetweenTheLoops,
+        ReversesTensorsBetweenTheLoops,
+        EndsByItsData,
+        ReturnsTheTensor,
+        HalvesTheCount,
+        WrapsAround,
+    ],
+)
+def test_residuals_that_are_read(loops):
+    found = report(loops(), normal(5, TOKENS, DEPTH))
+    assert count(found) == (0, 0), found
+
+
+@pytest.mark.parametrize("loops", [StoresOtherProbabilities, TransposesEntries])
+def test_other_gradients(loops):
+    report(loops(), normal(5, TOKENS, DEPTH))
