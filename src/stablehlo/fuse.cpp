@@ -17,6 +17,7 @@
 #include "stablehlo/lift/lift.h"
 #include "stablehlo/loop_carries.h"
 #include "stablehlo/partition.h"
+#include "stablehlo/parts.h"
 #include "stablehlo/reader/normalize.h"
 #include "stablehlo/reader/ops.h"
 #include "stablehlo/rearrange/rearrange.h"
@@ -440,6 +441,8 @@ class Fuser {
 
 // Fuses the attention in a module. Where a forward pass is repeated in vain, it stays as it was.
 std::unique_ptr<Fuser> fuse_module(Module& module, const FuseOptions& options) {
+  read_parts_from_operands(module);
+  remove_dead_code(module);
   ComputationNumbers in_vain;
   const bool has_gradients = options.gradients && options.as == FuseAs::kCustomCall;
   while (auto repeated = has_gradients ? with_forward_passes(module, in_vain) : std::nullopt) {

@@ -66,18 +66,6 @@ std::optional<Stack> stack_of(const Loop& loop, unsigned carry) {
   return stack;
 }
 
-// A value of which this is a reshape. An operation that only adds dimensions of size 1 counts as one, too.
-mlir::Value reshaped(mlir::Value value) {
-  mlir::Operation* const op = value.getDefiningOp();
-  const bool may_be = kind(value) == OpKind::kReshape || kind(value) == OpKind::kBroadcastInDim;
-  if (!may_be || !static_tensor(value) || !static_tensor(op->getOperand(0)) ||
-      static_tensor(value).getNumElements() != static_tensor(op->getOperand(0)).getNumElements()) {
-    return {};
-  }
-  const bool in_order = kind(value) == OpKind::kReshape || llvm::is_sorted(broadcast_dims(op));
-  return in_order ? op->getOperand(0) : mlir::Value();
-}
-
 // The result of an earlier loop that is an operand of this one. JAX reshapes stacks twice between loops that compute
 // several layers in an iteration.
 mlir::OpResult result_of_loop(mlir::Value operand) {

@@ -97,12 +97,16 @@ def test_bf16():
     assert count(found) == (2, 1), found
 
 
-@pytest.mark.parametrize("unroll", [2, 3])
-def test_several_layers_in_an_iteration(unroll):
+@pytest.mark.parametrize(
+    ("unroll", "attentions"),
+    [(3, (6, 3)), (True, (6, 6)), (4, (0, 0))],
+    ids=["in_a_loop", "without_a_loop", "other_layers_in_the_backward_loop"],
+)
+def test_several_layers_in_an_iteration(unroll, attentions):
     step, weights, x = training_step(layer, unroll=unroll)
     weights = jnp.concatenate([weights, weights], 1)  # six layers
     found = report(step, weights, x)
-    assert count(found) == (2 * unroll, unroll), found
+    assert count(found) == attentions, found
 
 
 def test_microbatches():

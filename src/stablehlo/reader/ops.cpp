@@ -158,6 +158,17 @@ bool is_elementwise(mlir::Operation* op) {
          });
 }
 
+mlir::Value reshaped(mlir::Value value) {
+  mlir::Operation* const op = value.getDefiningOp();
+  const bool may_be = kind(value) == OpKind::kReshape || kind(value) == OpKind::kBroadcastInDim;
+  if (!may_be || !static_tensor(value) || !static_tensor(op->getOperand(0)) ||
+      static_tensor(value).getNumElements() != static_tensor(op->getOperand(0)).getNumElements()) {
+    return {};
+  }
+  const bool in_order = kind(value) == OpKind::kReshape || llvm::is_sorted(broadcast_dims(op));
+  return in_order ? op->getOperand(0) : mlir::Value();
+}
+
 mlir::Value same_number(mlir::Value result) {
   mlir::Operation* op = result.getDefiningOp();
   if (op == nullptr) {

@@ -42,6 +42,8 @@ std::optional<DType> dtype(mlir::Type type);
 // The operand of an operation that returns the same number: an optimization_barrier, or a reduce_precision to no fewer
 // bits than the type has. Null for all others.
 mlir::Value same_number(mlir::Value result);
+// The operand of a reshape, or of a broadcast_in_dim that only adds dimensions of size 1. Null for all others.
+mlir::Value reshaped(mlir::Value result);
 
 // --- Attributes, by operation ---
 
