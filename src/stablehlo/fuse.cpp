@@ -52,7 +52,7 @@ class Fuser {
   void run() {
     merge_equal_branches(module_);
     use_static_shapes(module_);
-    move_constants_into_loops(module_);
+    move_masks_into_loops(module_);
     read_products();
     split_sums_of_softmaxes();
     llvm::SmallVector<mlir::Operation*> cudnn_calls;

@@ -1,5 +1,7 @@
 #include "stablehlo/loop_carries.h"
 
+#include <limits>
+#include <optional>
 #include <vector>
 
 #include "llvm/ADT/SetVector.h"
@@ -139,29 +141,75 @@ bool feeds_softmax(mlir::Value value) {
   });
 }
 
-// The operations that compute a value from constants alone, in order; empty if there are others.
-std::vector<mlir::Operation*> computed_from_constants(mlir::Value value) {
+// How a tensor is computed from constants and smaller tensors of integers, such as lengths or segments. (Biases that
+// are computed from tables stay tensors, since their gradients may be.)
+struct Computation {
+  llvm::SetVector<mlir::Operation*> operations;
+  llvm::SetVector<mlir::Value> smaller;
+};
+
+// Nothing if it is computed from others, too.
+std::optional<Computation> mask_computation(mlir::Value tensor) {
   constexpr size_t kMost = 64;
+  constexpr int64_t kTimesSmaller = 8;
   constexpr int64_t kLargestLiteral = 4096;  // elements; a module would hold larger ones twice
-  llvm::SetVector<mlir::Operation*> found;
-  llvm::SmallVector<mlir::Value> pending = {value};
+  const auto elements = [](mlir::Value value) {
+    return static_tensor(value) ? static_tensor(value).getNumElements() : std::numeric_limits<int64_t>::max();
+  };
+  Computation found;
+  llvm::SmallVector<mlir::Value> pending = {tensor};
   while (!pending.empty()) {
-    mlir::Operation* const op = pending.pop_back_val().getDefiningOp();
-    if (op == nullptr || op->getBlock() != value.getParentBlock() || op->getNumRegions() != 0 || !is_removable(op) ||
-        found.size() > kMost) {
-      return {};
-    }
-    if (const auto elements = op->getNumResults() == 1 ? constant(op->getResult(0)) : nullptr;
-        elements && !elements.isSplat() && elements.getNumElements() > kLargestLiteral) {
-      return {};
-    }
-    if (found.insert(op)) {
-      llvm::append_range(pending, op->getOperands());
+    mlir::Value value = pending.pop_back_val();
+    const int64_t size = elements(value);
+    mlir::Operation* const op = value.getDefiningOp();
+    const auto literal = constant(value);
+    const bool is_copied =
+        op != nullptr && op->getBlock() == tensor.getParentBlock() && op->getNumRegions() == 0 &&
+        op->getNumResults() == 1 && is_removable(op) && !is_dot(op) && found.operations.size() < kMost &&
+        (kind(op) != OpKind::kConstant || (literal && (literal.isSplat() || size <= kLargestLiteral)));
+    if (is_copied) {
+      if (found.operations.insert(op)) {
+        llvm::append_range(pending, op->getOperands());
+      }
+    } else if (static_tensor(value) && static_tensor(value).getElementType().isInteger() &&
+               size <= elements(tensor) / kTimesSmaller) {
+      found.smaller.insert(value);
+    } else {
+      return std::nullopt;
     }
   }
-  std::vector<mlir::Operation*> ordered(found.begin(), found.end());
-  llvm::sort(ordered, [](mlir::Operation* x, mlir::Operation* y) { return x->isBeforeInBlock(y); });
-  return ordered;
+  return found;
+}
+
+// Computes tensors in the body of a loop. Returns the smaller tensors that the loop must carry, too.
+std::vector<mlir::Value> move_masks_into(mlir::Operation* loop) {
+  mlir::Block& body = block(loop, 1);
+  mlir::OpBuilder builder = mlir::OpBuilder::atBlockBegin(&body);
+  std::vector<mlir::Value> carried;
+  mlir::IRMapping copies;
+  for (unsigned carry = 0; carry < loop->getNumOperands(); ++carry) {
+    const mlir::BlockArgument argument = body.getArgument(carry);
+    mlir::Value tensor = loop->getOperand(carry);
+    const auto computation =
+        body.back().getOperand(carry) == argument && feeds_softmax(argument) ? mask_computation(tensor) : std::nullopt;
+    if (!computation || computation->operations.empty()) {
+      continue;
+    }
+    for (const mlir::Value smaller : computation->smaller) {
+      if (!copies.contains(smaller)) {
+        copies.map(smaller, mlir::Value(body.addArgument(smaller.getType(), smaller.getLoc())));
+        carried.push_back(smaller);
+      }
+    }
+    for (mlir::Operation& op : *tensor.getParentBlock()) {
+      if (computation->operations.contains(&op) && !copies.contains(op.getResult(0))) {
+        builder.clone(op, copies);
+      }
+    }
+    mlir::Value(argument).replaceUsesWithIf(copies.lookup(tensor),
+                                            [&](mlir::OpOperand& use) { return use.getOwner() != &body.back(); });
+  }
+  return carried;
 }
 
 }  // namespace
@@ -171,6 +219,9 @@ bool may_change_carries(mlir::Operation* loop) {
 }
 
 mlir::Operation* with_invariants(mlir::Operation* loop, mlir::ValueRange starts) {
+  if (starts.empty()) {
+    return loop;
+  }
   mlir::Block& body = block(loop, 1);
   llvm::SmallVector<mlir::Value> all(loop->getOperands());
   llvm::append_range(all, starts);
@@ -191,27 +242,10 @@ void remove_unused_carries(Module& module) {
   }
 }
 
-void move_constants_into_loops(Module& module) {
+void move_masks_into_loops(Module& module) {
   for (mlir::Operation* loop : loops_of(module)) {
-    if (!is_regular(loop)) {
-      continue;
-    }
-    mlir::Block& body = block(loop, 1);
-    for (const mlir::BlockArgument argument : body.getArguments()) {
-      const unsigned carry = argument.getArgNumber();
-      if (body.back().getOperand(carry) != argument || !feeds_softmax(argument)) {
-        continue;
-      }
-      const std::vector<mlir::Operation*> operations = computed_from_constants(loop->getOperand(carry));
-      mlir::OpBuilder builder = mlir::OpBuilder::atBlockBegin(&body);
-      mlir::IRMapping copies;
-      for (mlir::Operation* op : operations) {
-        builder.clone(*op, copies);
-      }
-      if (!operations.empty()) {
-        mlir::Value(argument).replaceUsesWithIf(copies.lookup(loop->getOperand(carry)),
-                                                [&](mlir::OpOperand& use) { return use.getOwner() != &body.back(); });
-      }
+    if (is_regular(loop) && may_change_carries(loop)) {
+      with_invariants(loop, move_masks_into(loop));
     }
   }
 }

@@ -17,8 +17,9 @@ mlir::Operation* with_invariants(mlir::Operation* loop, mlir::ValueRange starts)
 // Removes carried values that nothing but themselves depends on, also of loops in loops.
 void remove_unused_carries(Module& module);
 
-// Near a softmax, values that a loop carries unchanged, and that depend on constants alone, are computed in its body
-// instead: JAX computes masks before the loop, and a mask of unknown numbers does not show which keys it excludes.
-void move_constants_into_loops(Module& module);
+// Near a softmax, tensors that a loop carries unchanged, and that depend on constants and smaller tensors of
+// integers alone, are computed in its body instead: JAX computes masks before the loop, and a mask of unknown numbers
+// does not show which keys it excludes.
+void move_masks_into_loops(Module& module);
 
 }  // namespace flashlift::stablehlo

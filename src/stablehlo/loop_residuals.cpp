@@ -85,13 +85,31 @@ bool has_one_use_after_another(mlir::Value operand, mlir::OpResult source) {
   }
 }
 
-// Whether a value is one of attention's scores, probabilities or row statistics, or computed from them.
-bool is_of_softmax(mlir::Value value) {
+// Whether a product may be that of probabilities and values, with an operand that has an element for each score.
+bool weighs_values(mlir::Operation* product) {
+  constexpr size_t kFarthest = 50;
+  return llvm::any_of(product->getOperands(), [](mlir::Value operand) {
+    return any_operation({operand.getDefiningOp()}, kFarthest, [](mlir::Operation* op, OperationStack& stack) {
+      if (is_dot(op) || kind(op) == OpKind::kReduce) {
+        return false;
+      }
+      push_definitions(op, stack);
+      return (kind(op) == OpKind::kExponential || kind(op) == OpKind::kPower) && is_near_softmax(op->getResult(0));
+    });
+  });
+}
+
+bool is_product_of_attention(mlir::Operation* op) {
+  return is_dot(op) && (is_near_softmax(op->getResult(0)) || weighs_values(op));
+}
+
+// Whether a value is one of attention's scores, probabilities, row statistics or outputs, or computed from them.
+bool is_of_attention(mlir::Value value) {
   constexpr size_t kFarthest = 500;
   return is_near_softmax(value) ||
          any_operation({value.getDefiningOp()}, kFarthest, [](mlir::Operation* op, OperationStack& stack) {
            if (is_dot(op)) {
-             return is_near_softmax(op->getResult(0));
+             return is_product_of_attention(op);
            }
            push_definitions(op, stack);
            return false;
@@ -109,7 +127,7 @@ class LoopPair {
     move_to_beginning();
     std::vector<Read> again;
     for (Read& read : reads_) {
-      if (read.is_only_use && is_of_softmax(read.entry)) {
+      if (read.is_only_use && is_of_attention(read.entry)) {
         again.push_back(std::move(read));
       } else {
         bind(read.entry, read.slice);
@@ -325,7 +343,7 @@ class LoopPair {
       const auto argument = mlir::cast<mlir::BlockArgument>(value);
       can = forward_.is_invariant(argument.getArgNumber()) || has_counter(argument);
     } else if ((is_removable(op) || is_annotation(op)) && computable_.size() < kMostOperations &&
-               kind(op) != OpKind::kConvolution && (!is_dot(op) || is_near_softmax(value))) {
+               kind(op) != OpKind::kConvolution && (!is_dot(op) || is_product_of_attention(op))) {
       can = true;
       op->walk([&](mlir::Operation* inner) {
         for (const mlir::Value operand : inner->getOperands()) {

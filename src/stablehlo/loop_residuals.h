@@ -3,9 +3,9 @@
 // The gradient of a loop over layers, such as jax.lax.scan without jax.checkpoint, is two loops. Each iteration of the
 // first one stores what the backward pass needs (JAX's "residuals") in tensors with one entry per iteration, among them
 // the probabilities of all layers, and the second loop reads them, last layer first. Neither loop holds an attention
-// with its gradient. This pass lets the second loop compute scores, probabilities and row statistics again, from the
-// entries of queries, keys and other tensors that it reads anyway. Its body then is the gradient of one layer, and the
-// first loop stores no scores any more.
+// with its gradient. This pass lets the second loop compute scores, probabilities, row statistics and outputs
+// again, from the entries of queries, keys and other tensors that it reads anyway. Its body then is the gradient of one
+// layer, and the first loop stores no scores any more.
 //
 // Why the computed value is the stored one:
 // - Both loops have known numbers of iterations, and the indices of both are known in each iteration (loop.h). An entry

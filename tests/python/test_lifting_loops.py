@@ -92,6 +92,19 @@ def test_training_steps(step):
     assert f"bool[{HEADS},{TOKENS}" not in str(found), "a mask of constants is not a program"
 
 
+def test_division_behind_the_values():
+    """The first loop stores the product of exponentials and values divided by squared row sums."""
+
+    def attend(x, weights):
+        q, k, v = (jnp.tanh(jnp.einsum("nc,chd->hnd", x, w)) for w in weights)
+        s = jnp.einsum("hqd,hkd->hqk", q, k) / 3
+        e = jnp.exp(s - lax.stop_gradient(s.max(-1, keepdims=True)))
+        return x + (jnp.einsum("hqk,hkd->hqd", e, v) / e.sum(-1, keepdims=True)).swapaxes(0, 1).reshape(x.shape)
+
+    found = report(*training_step(attend))
+    assert count(found) == (2, 1), found
+
+
 def test_bf16():
     found = report(*training_step(layer, dtype="bfloat16"), tolerance=4e-2)
     assert count(found) == (2, 1), found
@@ -124,6 +137,22 @@ def test_batches_of_scans():
     step, weights, x = training_step(layer)
     found = report(jax.vmap(step, (None, 0)), weights, jnp.stack([x, x + 1]))
     assert count(found) == (2, 1), found
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+def test_masks_that_are_computed_before_the_loop(gradients):
+    """They are programs, of the segments' numbers, and no tensors with an element per score."""
+
+    def loss(weights, x, segments):
+        mask = jnp.tril(jnp.ones((TOKENS, TOKENS), bool)) & (segments[:, None] == segments)
+        out = lax.scan(lambda x, w: (layer(x, w, mask), None), x, tuple(weights))[0]
+        return jnp.sum(jnp.sin(out))
+
+    step = jax.value_and_grad(loss) if gradients else loss
+    found = report(step, *training_step(layer)[1:], jnp.arange(TOKENS) // 10)
+    assert count(found) == ((2, 1) if gradients else (1, 0)), found
+    fused = [each for each in found.candidates if each.fused]
+    assert all("le kv, q" in each.mask_mod and f"i32[{TOKENS}]" in each.mask_mod for each in fused), found
 
 
 def test_probabilities_that_are_also_a_result_are_stored():
