@@ -136,7 +136,11 @@ bool remove_unused_carries(mlir::Operation* loop) {
 
 // Whether an operation that uses the value is near a softmax: before it, as a mask is, or behind it, as dropout is.
 bool feeds_softmax(mlir::Value value) {
-  return llvm::any_of(value.getUsers(), [](mlir::Operation* user) {
+  return llvm::any_of(value.getUses(), [](mlir::OpOperand& use) {
+    mlir::Operation* const user = use.getOwner();
+    if (kind(user) == OpKind::kWhile && is_regular(user)) {
+      return feeds_softmax(block(user, 1).getArgument(use.getOperandNumber()));
+    }
     return user->getNumResults() == 1 && !is_dot(user) && is_near_softmax(user->getResult(0));
   });
 }

@@ -133,6 +133,20 @@ def test_microbatches():
     assert count(found) == (2, 1), found
 
 
+def test_a_mask_that_is_computed_before_an_outer_loop():
+    def loss(weights, x, segments):
+        mask = segments[:, None] == segments
+        out = lax.scan(lambda x, w: (layer(x, w, mask), None), x, tuple(weights))[0]
+        return jnp.sum(jnp.sin(out))
+
+    def of_batches(weights, x, segments):
+        add = lambda total, x: (total + loss(weights, x, segments), None)
+        return lax.scan(add, 0.0, jnp.stack([x, x + 1]))[0]
+
+    found = report(of_batches, *training_step(layer)[1:], jnp.arange(TOKENS) // 10)
+    assert [f"i32[{TOKENS}]" in each.mask_mod for each in found.candidates] == [True], found
+
+
 def test_batches_of_scans():
     step, weights, x = training_step(layer)
     found = report(jax.vmap(step, (None, 0)), weights, jnp.stack([x, x + 1]))
