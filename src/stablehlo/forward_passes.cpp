@@ -103,12 +103,13 @@ std::optional<Module> with_forward_passes(const Module& given, const Computation
     }
   });
   bool any = false;
-  for (auto [number, backward] : llvm::enumerate(computations)) {
-    if (except.contains(static_cast<int64_t>(number))) {
+  for (auto [i, backward] : llvm::enumerate(computations)) {
+    const int64_t number = static_cast<int64_t>(i) * kMostRepeated;
+    if (kind(backward) == OpKind::kWhile) {
+      any = compute_residuals_again(backward, number, except) != nullptr || any;
       continue;
     }
-    if (kind(backward) == OpKind::kWhile) {
-      any = compute_residuals_again(backward, static_cast<int64_t>(number)) != nullptr || any;
+    if (except.contains(number)) {
       continue;
     }
     llvm::SetVector<mlir::Operation*> givers;
@@ -120,7 +121,7 @@ std::optional<Module> with_forward_passes(const Module& given, const Computation
     for (mlir::Operation* giver : givers) {
       const auto reader = computation_of(backward);
       const auto forward = reader ? forward_pass_of(giver, *reader) : std::nullopt;
-      if (mlir::Operation* now = forward ? repeat(*forward, *reader, static_cast<int64_t>(number)) : nullptr) {
+      if (mlir::Operation* now = forward ? repeat(*forward, *reader, number) : nullptr) {
         backward = now;
         with_operands(*forward, giver->getOperands(), forward->in);
         any = true;

@@ -15,14 +15,14 @@
 
 namespace flashlift::stablehlo {
 
-// Numbers of manual computations and loops, in the order of the module.
+// Numbers of manual computations, and of the products that loops repeat, in the order of the module.
 using ComputationNumbers = std::set<int64_t>;
 
 // A copy of the module in which they do so, except those with the given numbers; nothing if there are no others.
 std::optional<Module> with_forward_passes(const Module& module, const ComputationNumbers& except);
 
-// The computations in which repeated products of scores are left. Their attention was not fused with its gradient, so
-// that it was of no use to repeat it.
+// Those of which repeated products of scores are left. Their attention was not fused with its gradient, so that it was
+// of no use to repeat it.
 ComputationNumbers repeated_in_vain(const Module& module);
 
 }  // namespace flashlift::stablehlo

@@ -4,6 +4,7 @@
 #include <optional>
 #include <vector>
 
+#include "llvm/ADT/DenseSet.h"
 #include "llvm/ADT/SetVector.h"
 #include "mlir/IR/Builders.h"
 #include "mlir/IR/IRMapping.h"
@@ -118,11 +119,17 @@ bool is_of_attention(mlir::Value value) {
 
 class LoopPair {
  public:
-  LoopPair(Loop forward, Loop backward)
-      : forward_(std::move(forward)), backward_(std::move(backward)), builder_(backward_.op()) {}
+  LoopPair(Loop forward, Loop backward, int64_t first, const std::set<int64_t>& except)
+      : forward_(std::move(forward)), backward_(std::move(backward)), builder_(backward_.op()), first_(first) {
+    for (const auto [i, op] : llvm::enumerate(forward_.body())) {
+      if (except.contains(first_ + static_cast<int64_t>(i))) {
+        except_.insert(&op);
+      }
+    }
+  }
 
   // As compute_residuals_again().
-  mlir::Operation* run(int64_t number) {
+  mlir::Operation* run() {
     find_reads();
     move_to_beginning();
     std::vector<Read> again;
@@ -151,7 +158,7 @@ class LoopPair {
     for (const Read& read : again) {
       collect(read.entry);
     }
-    copy_operations(number);
+    copy_operations();
     for (const Read& read : again) {
       substitute(read.entry, read.slice);
     }
@@ -343,7 +350,8 @@ class LoopPair {
       const auto argument = mlir::cast<mlir::BlockArgument>(value);
       can = forward_.is_invariant(argument.getArgNumber()) || has_counter(argument);
     } else if ((is_removable(op) || is_annotation(op)) && computable_.size() < kMostOperations &&
-               kind(op) != OpKind::kConvolution && (!is_dot(op) || is_product_of_attention(op))) {
+               kind(op) != OpKind::kConvolution &&
+               (!is_dot(op) || (is_product_of_attention(op) && !except_.contains(op)))) {
       can = true;
       op->walk([&](mlir::Operation* inner) {
         for (const mlir::Value operand : inner->getOperands()) {
@@ -424,12 +432,12 @@ class LoopPair {
     return backward_.body().addArgument(start.getType(), start.getLoc());
   }
 
-  void copy_operations(int64_t number) {
-    for (mlir::Operation& op : forward_.body()) {
+  void copy_operations() {
+    for (const auto [i, op] : llvm::enumerate(forward_.body())) {
       if (operations_.contains(&op)) {
         mlir::Operation* const copy = builder_.clone(op, known_);
         if (is_dot(copy)) {
-          copy->setDiscardableAttr(kRepeated, builder_.getI64IntegerAttr(number));
+          copy->setDiscardableAttr(kRepeated, builder_.getI64IntegerAttr(first_ + static_cast<int64_t>(i)));
         }
       }
     }
@@ -437,8 +445,10 @@ class LoopPair {
 
   Loop forward_;
   Loop backward_;
-  mlir::OpBuilder builder_;  // behind what was moved to the beginning of the second loop's body
-  Numbers iterations_;       // of the first loop, for each iteration of the second one
+  mlir::OpBuilder builder_;                  // behind what was moved to the beginning of the second loop's body
+  int64_t first_;                            // the number of the first loop's first operation
+  llvm::DenseSet<mlir::Operation*> except_;  // of the first loop
+  Numbers iterations_;                       // of the first loop, for each iteration of the second one
   std::vector<Read> reads_;
   std::vector<std::pair<mlir::Value, Numbers>> counters_;  // of the second loop
   mlir::IRMapping known_;                                  // from the first loop's body to the second one's
@@ -454,7 +464,7 @@ bool reads_earlier_loop(mlir::Operation* op) {
          llvm::any_of(op->getOperands(), [](mlir::Value operand) { return !!result_of_loop(operand); });
 }
 
-mlir::Operation* compute_residuals_again(mlir::Operation* backward, int64_t number) {
+mlir::Operation* compute_residuals_again(mlir::Operation* backward, int64_t first, const std::set<int64_t>& except) {
   if (!reads_earlier_loop(backward) || !may_change_carries(backward)) {
     return nullptr;
   }
@@ -467,12 +477,13 @@ mlir::Operation* compute_residuals_again(mlir::Operation* backward, int64_t numb
   }
   mlir::Operation* changed = nullptr;
   for (mlir::Operation* loop : earlier) {
-    auto first = Loop::read(loop);
-    auto second = Loop::read(changed != nullptr ? changed : backward);
-    if (first && second && first->iterations() > 0 && second->iterations() > 0) {
-      mlir::Operation* const now = LoopPair(*std::move(first), *std::move(second)).run(number);
+    auto forward = Loop::read(loop);
+    auto reader = Loop::read(changed != nullptr ? changed : backward);
+    if (forward && reader && forward->iterations() > 0 && reader->iterations() > 0) {
+      mlir::Operation* const now = LoopPair(*std::move(forward), *std::move(reader), first, except).run();
       changed = now != nullptr ? now : changed;
     }
+    first += static_cast<int64_t>(llvm::range_size(block(loop, 1)));
   }
   return changed;
 }

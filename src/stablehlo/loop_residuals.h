@@ -21,19 +21,21 @@
 #pragma once
 
 #include <cstdint>
+#include <set>
 
 #include "mlir/IR/Operation.h"
 
 namespace flashlift::stablehlo {
 
-// Attribute of matrix products that a backward pass computes again: the number of the backward pass.
+// Attribute of matrix products that a backward pass computes again: a number, of the backward pass's first one on.
 inline constexpr const char* kRepeated = "flashlift.repeated";
+inline constexpr int64_t kMostRepeated = int64_t{1} << 20;  // numbers of one backward pass
 
 // Whether a loop reads the results of another one.
 bool reads_earlier_loop(mlir::Operation* op);
 
-// Lets a loop compute again what it reads of attention. Returns the loop, which may have been replaced; null if nothing
-// has changed.
-mlir::Operation* compute_residuals_again(mlir::Operation* backward, int64_t number);
+// Lets a loop compute again what it reads of attention, but none of the products that `except` names by their numbers,
+// of `first` on. Returns the loop, which may have been replaced; null if nothing has changed.
+mlir::Operation* compute_residuals_again(mlir::Operation* backward, int64_t first, const std::set<int64_t>& except);
 
 }  // namespace flashlift::stablehlo

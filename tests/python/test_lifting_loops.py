@@ -105,6 +105,18 @@ def test_division_behind_the_values():
     assert count(found) == (2, 1), found
 
 
+def test_a_softmax_of_experts_beside_attention():
+    """It is not attention, so that the backward loop reads its probabilities, but computes those of attention again."""
+
+    def mixture(x, weights, gate, experts):
+        x = layer(x, weights)
+        return x + jnp.einsum("ne,ecd,nc->nd", jax.nn.softmax(x @ gate) ** 2, experts, jnp.sin(x))
+
+    width = HEADS * DEPTH
+    found = report(*training_step(mixture, normal(3, LAYERS, width, 4), normal(4, LAYERS, 4, width, width)))
+    assert count(found) == (2, 1), found
+
+
 def test_bf16():
     found = report(*training_step(layer, dtype="bfloat16"), tolerance=4e-2)
     assert count(found) == (2, 1), found
