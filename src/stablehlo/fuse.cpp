@@ -16,6 +16,7 @@
 #include "stablehlo/lift/candidates.h"
 #include "stablehlo/lift/lift.h"
 #include "stablehlo/loop_carries.h"
+#include "stablehlo/loop_residuals.h"
 #include "stablehlo/partition.h"
 #include "stablehlo/parts.h"
 #include "stablehlo/reader/normalize.h"
@@ -86,6 +87,7 @@ class Fuser {
 
   std::vector<Candidate> candidates;
   bool changed = false;
+  ComputationNumbers in_vain;    // of products that were repeated for a gradient, and were fused without one
   std::set<int64_t> composites;  // composites that contained an operation of a fused attention
 
  private:
@@ -366,6 +368,10 @@ class Fuser {
       candidates.push_back(std::move(candidate));
       return;
     }
+    if (const auto number = found->first_product->getAttrOfType<mlir::IntegerAttr>(kRepeated);
+        number && !found->gradient) {
+      in_vain.insert(number.getInt());
+    }
     work_.forget();  // the module changes from here on
     if (const Status status = replace(*found); !status.ok()) {
       candidate.reason = status.error().message;
@@ -448,7 +454,8 @@ std::unique_ptr<Fuser> fuse_module(Module& module, const FuseOptions& options) {
   while (auto repeated = has_gradients ? with_forward_passes(module, in_vain) : std::nullopt) {
     auto fuser = std::make_unique<Fuser>(*repeated, options);
     fuser->run();
-    const ComputationNumbers left = repeated_in_vain(*repeated);
+    ComputationNumbers left = repeated_in_vain(*repeated);
+    left.merge(fuser->in_vain);
     if (left.empty()) {
       share_forward_passes(*repeated);
       module = *std::move(repeated);

@@ -8,6 +8,7 @@
 #include "mlir/IR/Builders.h"
 #include "mlir/IR/IRMapping.h"
 #include "stablehlo/lift/candidates.h"
+#include "stablehlo/lift/walk.h"
 #include "stablehlo/reader/normalize.h"
 
 namespace flashlift::stablehlo {
@@ -134,6 +135,18 @@ bool remove_unused_carries(mlir::Operation* loop) {
   return true;
 }
 
+// Whether an exponential is computed from an operation's result, with no product in between. A backward pass may
+// compute probabilities from the log-sum-exp, without a sum.
+bool leads_to_exponential(mlir::Operation* op) {
+  constexpr size_t kFarthest = 50;
+  return any_operation({op}, kFarthest, [](mlir::Operation* each, OperationStack& stack) {
+    if (!is_dot(each)) {
+      stack.insert(stack.end(), each->user_begin(), each->user_end());
+    }
+    return kind(each) == OpKind::kExponential;
+  });
+}
+
 // Whether an operation that uses the value is near a softmax: before it, as a mask is, or behind it, as dropout is.
 bool feeds_softmax(mlir::Value value) {
   return llvm::any_of(value.getUses(), [](mlir::OpOperand& use) {
@@ -141,7 +154,8 @@ bool feeds_softmax(mlir::Value value) {
     if (kind(user) == OpKind::kWhile && is_regular(user)) {
       return feeds_softmax(block(user, 1).getArgument(use.getOperandNumber()));
     }
-    return user->getNumResults() == 1 && !is_dot(user) && is_near_softmax(user->getResult(0));
+    return user->getNumResults() == 1 && !is_dot(user) &&
+           (is_near_softmax(user->getResult(0)) || leads_to_exponential(user));
   });
 }
 
