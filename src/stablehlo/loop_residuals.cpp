@@ -264,35 +264,47 @@ class LoopPair {
     }
   }
 
-  // A value of the second loop's body that is equal to an operand of the first one's `value`, which is equal to `same`.
-  mlir::Value part(mlir::Value value, unsigned operand, mlir::Value same) {
-    const mlir::Value of = value.getDefiningOp()->getOperand(operand);
-    if (reshaped(value)) {
-      return reshape(builder_, same.getLoc(), same, shape(of));
+  // The values of the first loop's body of which a value consists. (JAX concatenates more than 16 values in groups.)
+  static llvm::SmallVector<mlir::Value> parts_of(mlir::Value value) {
+    llvm::SmallVector<mlir::Value> parts;
+    if (const mlir::Value whole = reshaped(value)) {
+      parts.push_back(whole);
+    } else if (mlir::Operation* const concatenation = defining(value, OpKind::kConcatenate)) {
+      for (const mlir::Value operand : concatenation->getOperands()) {
+        mlir::Operation* const inner = defining(operand, OpKind::kConcatenate);
+        if (!static_tensor(operand)) {
+          return {};
+        }
+        if (inner != nullptr && concat_dim(inner) == concat_dim(concatenation)) {
+          parts.append(parts_of(operand));
+        } else {
+          parts.push_back(operand);
+        }
+      }
     }
-    mlir::Operation* const concatenation = value.getDefiningOp();
-    const auto along = static_cast<size_t>(*concat_dim(concatenation));
-    llvm::SmallVector<int64_t> start(shape(of).size(), 0);
-    llvm::SmallVector<int64_t> limit(shape(of));
-    for (unsigned i = 0; i < operand; ++i) {
-      start[along] += shape(concatenation->getOperand(i))[along];
+    return parts;
+  }
+
+  // A value of the second loop's body that is equal to number `i` of the first one's `parts` of a value, which is equal
+  // to `same`.
+  mlir::Value part(mlir::Value value, llvm::ArrayRef<mlir::Value> parts, size_t i, mlir::Value same) {
+    if (reshaped(value)) {
+      return reshape(builder_, same.getLoc(), same, shape(parts[i]));
+    }
+    const auto along = static_cast<size_t>(*concat_dim(value.getDefiningOp()));
+    llvm::SmallVector<int64_t> start(shape(parts[i]).size(), 0);
+    llvm::SmallVector<int64_t> limit(shape(parts[i]));
+    for (const mlir::Value before : parts.take_front(i)) {
+      start[along] += shape(before)[along];
     }
     limit[along] += start[along];
     const auto named = [&](llvm::StringRef name, llvm::ArrayRef<int64_t> numbers) {
       return mlir::NamedAttribute(builder_.getStringAttr(name), builder_.getDenseI64ArrayAttr(numbers));
     };
-    return build(builder_, same.getLoc(), "stablehlo.slice", same, of.getType(),
+    return build(builder_, same.getLoc(), "stablehlo.slice", same, parts[i].getType(),
                  {named("start_indices", start), named("limit_indices", limit),
                   named("strides", llvm::SmallVector<int64_t>(start.size(), 1))})
         ->getResult(0);
-  }
-
-  // The operands of which a value of the first loop's body consists.
-  static unsigned count_parts(mlir::Value value) {
-    mlir::Operation* const op = value.getDefiningOp();
-    const bool has_parts = kind(value) == OpKind::kConcatenate && static_tensor(value) &&
-                           llvm::all_of(op->getOperands(), [](mlir::Value each) { return !!static_tensor(each); });
-    return reshaped(value) ? 1 : has_parts ? op->getNumOperands() : 0;
   }
 
   // Operations of the second loop that compute the same part of a value as `part`.
@@ -313,21 +325,23 @@ class LoopPair {
   // Notes that both are equal, and so are their parts.
   void bind(mlir::Value value, mlir::Value same) {
     known_.map(value, same);
-    for (unsigned i = 0; i < count_parts(value); ++i) {
-      const mlir::Value of_same = part(value, i, same);
+    const auto parts = parts_of(value);
+    for (size_t i = 0; i < parts.size(); ++i) {
+      const mlir::Value of_same = part(value, parts, i, same);
       for (mlir::Value other : same_parts(same, of_same)) {
         other.replaceAllUsesWith(of_same);
       }
-      bind(value.getDefiningOp()->getOperand(i), of_same);
+      bind(parts[i], of_same);
     }
   }
 
   // Uses the copy of a value of the first loop's body instead of what was read.
   void substitute(mlir::Value value, mlir::Value read) {
-    for (unsigned i = 0; i < count_parts(value); ++i) {
-      const mlir::Value of_read = part(value, i, read);
+    const auto parts = parts_of(value);
+    for (size_t i = 0; i < parts.size(); ++i) {
+      const mlir::Value of_read = part(value, parts, i, read);
       for (mlir::Value other : same_parts(read, of_read)) {
-        substitute(value.getDefiningOp()->getOperand(i), other);
+        substitute(parts[i], other);
       }
     }
     read.replaceAllUsesWith(known_.lookup(value));

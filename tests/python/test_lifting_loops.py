@@ -6,6 +6,7 @@ results are compared with XLA's.
 import functools
 
 import flashlift.jax
+import flashlift.stablehlo
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -169,6 +170,17 @@ def test_several_layers_in_an_iteration(unroll, attentions):
     weights = jnp.concatenate([weights, weights], 1)  # six layers
     found = report(step, weights, x)
     assert count(found) == attentions, found
+
+
+def lowered(step, *arguments):
+    return jax.jit(step).lower(*arguments).as_text()
+
+
+def test_many_layers_in_an_iteration():
+    """JAX concatenates what more than 16 layers store in groups, and then the groups."""
+    step, weights, x = training_step(layer, unroll=17)
+    result = flashlift.stablehlo.fuse(lowered(step, jnp.repeat(weights[:, :1], 34, 1), x), gradients=True)
+    assert count(result) == (34, 17), result.candidates
 
 
 def test_microbatches():
