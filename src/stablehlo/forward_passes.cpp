@@ -98,6 +98,7 @@ std::optional<Module> with_forward_passes(const Module& given, const Computation
   Module module = given.clone();
   std::vector<mlir::Operation*> computations;
   module.op()->walk([&](mlir::Operation* op) {
+    op->removeDiscardableAttr(kRepeated);  // a name that the caller's module may use, too
     if (kind(op) == OpKind::kSdyManualComputation || kind(op) == OpKind::kWhile) {
       computations.push_back(op);
     }

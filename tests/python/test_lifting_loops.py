@@ -183,6 +183,21 @@ def test_many_layers_in_an_iteration():
     assert count(result) == (34, 17), result.candidates
 
 
+def test_modules_that_name_attributes_as_flashlift_does():
+    step, weights, x = training_step(layer)
+
+    def softmax_and_step(x, *given):
+        return jax.nn.softmax(x @ x.T), step(*given)
+
+    text = lowered(softmax_and_step, KEEP * 1.0, weights, x)
+    product = "stablehlo.dot_general"
+    marked = "\n".join(
+        line.replace(" : (tensor", " {flashlift.repeated = 5 : i64} : (tensor", 1) if product in line else line
+        for line in text.splitlines()
+    )
+    assert count(flashlift.stablehlo.fuse(marked, gradients=True)) == (2, 1)
+
+
 def test_microbatches():
     step, weights, x = training_step(layer)
 
