@@ -85,6 +85,19 @@ mlir::Operation* repeat(const Computation& forward, const Computation& backward,
   return with_operands(backward, operands, in);
 }
 
+// Lets share_forward_passes() find the forward pass, of which the backward pass may read nothing any more.
+void note_forward_pass(mlir::Operation* forward, mlir::Operation* backward) {
+  mlir::Builder builder(forward->getContext());
+  if (!forward->hasAttr(kForwardPass)) {
+    forward->setDiscardableAttr(kForwardPass, mlir::DistinctAttr::create(builder.getUnitAttr()));
+  }
+  llvm::SmallVector<mlir::Attribute> passes = {forward->getDiscardableAttr(kForwardPass)};
+  if (const auto others = backward->getAttrOfType<mlir::ArrayAttr>(kForwardPasses)) {
+    llvm::append_range(passes, others);
+  }
+  backward->setDiscardableAttr(kForwardPasses, builder.getArrayAttr(passes));
+}
+
 }  // namespace
 
 std::optional<Module> with_forward_passes(const Module& given, const ComputationNumbers& except) {
@@ -98,7 +111,10 @@ std::optional<Module> with_forward_passes(const Module& given, const Computation
   Module module = given.clone();
   std::vector<mlir::Operation*> computations;
   module.op()->walk([&](mlir::Operation* op) {
-    op->removeDiscardableAttr(kRepeated);  // a name that the caller's module may use, too
+    for (const char* name :
+         {kRepeated, kForwardPass, kForwardPasses}) {  // the caller's module may use these names, too
+      op->removeDiscardableAttr(name);
+    }
     if (kind(op) == OpKind::kSdyManualComputation || kind(op) == OpKind::kWhile) {
       computations.push_back(op);
     }
@@ -124,7 +140,7 @@ std::optional<Module> with_forward_passes(const Module& given, const Computation
       const auto forward = reader ? forward_pass_of(giver, *reader) : std::nullopt;
       if (mlir::Operation* now = forward ? repeat(*forward, *reader, number) : nullptr) {
         backward = now;
-        with_operands(*forward, giver->getOperands(), forward->in);
+        note_forward_pass(with_operands(*forward, giver->getOperands(), forward->in), backward);
         any = true;
       }
     }

@@ -12,6 +12,10 @@
 
 namespace flashlift::stablehlo {
 
+// Attributes of a manual computation: what names it as a forward pass, and those forward passes that it repeats.
+inline constexpr const char* kForwardPass = "flashlift.forward_pass";
+inline constexpr const char* kForwardPasses = "flashlift.forward_passes";
+
 using Shardings = std::vector<std::string>;  // such as <@mesh, [{"x"}, {}]>
 
 struct Computation {

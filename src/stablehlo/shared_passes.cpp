@@ -378,12 +378,10 @@ bool share_some(Module& module, const Meshes& meshes) {
   });
   for (mlir::Operation* op : computations) {
     const auto backward = computation_of(op);
-    llvm::SetVector<mlir::Operation*> givers;
-    for (const mlir::Value operand : op->getOperands()) {
-      givers.insert(operand.getDefiningOp());
-    }
-    for (mlir::Operation* giver : givers) {
-      const auto forward = backward ? forward_pass_of(giver, *backward) : std::nullopt;
+    const auto passes = op->getAttrOfType<mlir::ArrayAttr>(kForwardPasses);
+    for (mlir::Operation* earlier : computations) {
+      const bool is_repeated = passes && llvm::is_contained(passes, earlier->getAttr(kForwardPass));
+      const auto forward = backward && is_repeated ? forward_pass_of(earlier, *backward) : std::nullopt;
       const auto [devices, count] = forward ? devices_of(*forward, meshes) : std::pair<Sharding, int64_t>();
       if (count > 0 && Sharer(*forward, *backward).run(devices, count)) {
         return true;
@@ -408,6 +406,10 @@ void share_forward_passes(Module& module) {
   while (share_some(module, meshes)) {  // each time, a computation has fewer calls
     any = true;
   }
+  module.op()->walk([](mlir::Operation* op) {
+    op->removeDiscardableAttr(kForwardPass);
+    op->removeDiscardableAttr(kForwardPasses);
+  });
   if (any) {
     remove_dead_code(module);
   }
