@@ -397,22 +397,30 @@ class LoopPair {
         return true;
       }
     }
-    for (auto& [value, given] : counters_) {  // wanted + given, if that is one number
-      const int64_t sum = wanted.front() + given.front();
-      const auto is_sum = [&](auto pair) { return std::get<0>(pair) + std::get<1>(pair) == sum; };
-      if (value.getType() == argument.getType() && llvm::all_of(llvm::zip_equal(wanted, given), is_sum)) {
-        const auto type = static_tensor(argument);
-        const auto number =
-            mlir::DenseElementsAttr::get(type, mlir::Attribute(builder_.getIntegerAttr(type.getElementType(), sum)));
-        const auto named = mlir::NamedAttribute(builder_.getStringAttr("value"), number);
-        mlir::Operation* const constant = build(builder_, value.getLoc(), "stablehlo.constant", {}, type, {named});
-        known_.map(
-            mlir::Value(argument),
-            build(builder_, value.getLoc(), "stablehlo.subtract", {constant->getResult(0), value}, type)->getResult(0));
-        return true;
+    for (auto& [value, given] : counters_) {
+      for (const bool adds : {false, true}) {
+        const auto difference = [adds](int64_t x, int64_t y) { return adds ? x - y : x + y; };
+        const int64_t number = difference(wanted.front(), given.front());  // wanted: number + given, or number - given
+        const auto is_same = [&](auto pair) { return difference(std::get<0>(pair), std::get<1>(pair)) == number; };
+        if (value.getType() == argument.getType() && llvm::all_of(llvm::zip_equal(wanted, given), is_same)) {
+          known_.map(mlir::Value(argument), counted(value, number, adds));
+          return true;
+        }
       }
     }
     return false;
+  }
+
+  // number + value, or number - value. Both wrap around as their type does.
+  mlir::Value counted(mlir::Value value, int64_t number, bool adds) {
+    const auto type = static_tensor(value);
+    const auto element = builder_.getIntegerAttr(type.getElementType(), number);
+    const auto named = mlir::NamedAttribute(builder_.getStringAttr("value"),
+                                            mlir::DenseElementsAttr::get(type, mlir::Attribute(element)));
+    mlir::Operation* const constant = build(builder_, value.getLoc(), "stablehlo.constant", {}, type, {named});
+    return build(builder_, value.getLoc(), adds ? "stablehlo.add" : "stablehlo.subtract",
+                 {constant->getResult(0), value}, type)
+        ->getResult(0);
   }
 
   // Collects the operations that compute a value, and makes their arguments known.

@@ -359,6 +359,10 @@ class ReadsForwards(DependsOnTheCount):
     read_place = lambda self, j, name: j
 
 
+class CountsFromOneAndReadsForwards(CountsFromOne, ReadsForwards):
+    """The backward loop counts from zero."""
+
+
 class ReadsOneEntry(DependsOnTheCount):
     """Clamped indices."""
 
@@ -374,7 +378,15 @@ class HasPlacesBehindThoseThatAreStored(Loops):
 
 @pytest.mark.parametrize(
     "loops",
-    [Loops, CountsFromOne, CountsDownInBytes, DependsOnTheCount, ReadsForwards, HasPlacesBehindThoseThatAreStored],
+    [
+        Loops,
+        CountsFromOne,
+        CountsDownInBytes,
+        DependsOnTheCount,
+        ReadsForwards,
+        CountsFromOneAndReadsForwards,
+        HasPlacesBehindThoseThatAreStored,
+    ],
 )
 def test_residuals_that_are_computed_again(loops):
     found = report(loops(), normal(5, TOKENS, DEPTH))
