@@ -24,7 +24,7 @@ std::optional<Numbers> places(const Loop& loop, llvm::ArrayRef<int64_t> whole, l
   std::optional<size_t> along;
   for (size_t dim = 0; dim < whole.size(); ++dim) {
     if (entry[dim] != whole[dim]) {
-      if (along || entry[dim] != 1) {
+      if (along || entry[dim] != 1 || whole[dim] == 0) {
         return std::nullopt;
       }
       along = dim;
