@@ -405,6 +405,72 @@ def test_gradients_that_a_mod_defines(name, is_graph):
         torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-4)
 
 
+class Doubled(Reversed):
+    """Twice its argument, with the opposite gradient."""
+
+    @staticmethod
+    def forward(x):
+        return x * 2
+
+
+def added_in_place(s, b, h, i, j):
+    y = torch.zeros(())
+    y += s * SLOPES[h]
+    return Doubled.apply(y) * 2
+
+
+def changed_after(s, b, h, i, j):
+    y = Doubled.apply(s * SLOPES[h])
+    z = Doubled.apply(y)
+    y *= 3
+    return z + y * s
+
+
+def not_changed(s, b, h, i, j):
+    y = Doubled.apply(s * SLOPES[h])
+    return Doubled.apply(y) + 3 * y * s
+
+
+def caught(s, b, h, i, j):
+    try:
+        return s.item()
+    except flashlift.UnsupportedError:
+        return Doubled.apply(s)
+
+
+@pytest.mark.parametrize(
+    ("mod", "same"),
+    [
+        (added_in_place, lambda s, b, h, i, j: Doubled.apply(s * SLOPES[h]) * 2),
+        (changed_after, not_changed),
+        (caught, lambda s, *_: Doubled.apply(s)),
+    ],
+    ids=["added in place", "changed after", "caught"],
+)
+def test_gradients_that_a_mod_defines_for_what_it_changes_or_reads(mod, same):
+    inputs = small()
+    found = (
+        grad_of_sum(lambda *qkv, one=one: flex_attention(*qkv, one, enable_gqa=True), *inputs) for one in (mod, same)
+    )
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-4)
+
+
+def test_gradients_that_a_mod_defines_of_parts_of_one_parameter():
+    q, k, v = small()
+    found = []
+    for attend in (flex_attention, lambda *args, **_: unfused(*args)[0]):
+        parameter = torch.tensor([0.7, 1.3], requires_grad=True)
+        parts = (parameter * 1.0).unbind()
+
+        def score_mod(s, b, h, i, j, parts=parts):
+            return Power.apply(s, parts[1], 2.0) + Power.apply(s, parts[0], 1.0)
+
+        out = attend(q, k, v, score_mod, enable_gqa=True)
+        found.append(torch.autograd.grad(out.sin().sum(), parameter)[0])
+    torch.testing.assert_close(*found, atol=1e-5, rtol=1e-4)
+
+
 def test_results_that_a_function_marks_as_not_differentiable():
     q, k, v = (one.requires_grad_() for one in small())
     mods = [lambda s, *_: Undifferentiated.apply(s) + s / 2, lambda s, *_: s.detach() * 2 + s / 2]  # vmap ignores marks

@@ -39,6 +39,8 @@ class Dispatch(TorchDispatchMode):
             recording.keep(args[0])
         self._own_gradients.note(func, tensors)
         recording.note_unknown(tensors)
+        if func._schema.is_mutable:
+            self._own_gradients.note_all()
         is_own_scalar = func._schema.is_mutable and recording.is_own(args[0]) and not args[0].dim()
         if is_own_scalar and any(recording.is_traced(one) or recording.is_captured(one) for one in tensors):
             recording.make_traced(args[0])

@@ -143,8 +143,12 @@ class ModFunctions(IndexByTensors):
                 f"{func.__name__}() of a list reads the content of the tensors in it while the mod is traced{where()}; "
                 "use torch.stack"
             )
-        if func in _READS_NUMBER and self._recording.is_traced(args[0]) and args[0].is_leaf:
+        if func in _READS_NUMBER and self._recording.is_traced(args[0]) and args[0].is_leaf and args[0].requires_grad:
             args[0].requires_grad_(False)  # of which torch would warn
+            try:
+                return self.__torch_function__(func, types, args, kwargs)
+            finally:  # the mod may catch the error
+                args[0].requires_grad_()
         if func in _MAKES_NUMBER and self._recording.is_open(args[0]):
             seen = self._dispatch.numbers_read
             try:

@@ -31,7 +31,8 @@ class OwnGradients:
         """mode: the dispatch mode that a backward function runs under."""
         self._recording = recording
         self._mode = mode
-        self._results: dict[Any, torch.Tensor] = {}  # by the nodes of torch's graph, which link them to their arguments
+        # By the nodes of torch's graph, which link results to their arguments, and the number among a node's results.
+        self._results: dict[tuple[Any, int], torch.Tensor] = {}
         self._open: set[Any] = set()  # operations whose formula is followed
 
     def note(self, func: Any, tensors: list[torch.Tensor]) -> None:
@@ -43,9 +44,14 @@ class OwnGradients:
                 continue
             if self._recording.is_unknown(one):
                 self._recording.note_alias(one)
-            if func is not torch.ops.aten.detach.default and node not in self._results:
-                self._results[node] = one
+            place = node, one.output_nr
+            if func is not torch.ops.aten.detach.default and place not in self._results:
+                self._results[place] = one
                 self._attach(one, node)
+
+    def note_all(self) -> None:
+        """Gives all results so far their gradients: an operation in place is about to change what they came from."""
+        self.note(None, self._recording.linked())
 
     def follow(self, func: Any, args: tuple, kwargs: dict) -> Any:
         """The result of an operation with a registered formula, linked to it; NotImplemented for other operations."""
@@ -90,7 +96,7 @@ class OwnGradients:
             found = node.apply(given)
         found = found if isinstance(found, tuple) else (found,)
         needed = [one for one, is_needed in zip(found, node.needs_input_grad, strict=False) if is_needed]
-        arguments = [self._argument(edge) for edge, _ in node.next_functions if edge is not None]
+        arguments = [self._argument(*edge) for edge in node.next_functions if edge[0] is not None]
         slopes = []
         for argument, one in zip(arguments, needed, strict=True):
             if one is None:
@@ -102,10 +108,11 @@ class OwnGradients:
                 slopes.append((argument, slope))
         return slopes
 
-    def _argument(self, edge: Any) -> torch.Tensor:
-        if hasattr(edge, "variable"):
-            return edge.variable
-        return self._results[edge] if edge in self._results else self._recording.captured_with(edge)
+    def _argument(self, node: Any, number: int) -> torch.Tensor:
+        if hasattr(node, "variable"):
+            return node.variable
+        place = node, number
+        return self._results[place] if place in self._results else self._recording.captured_with(node, number)
 
 
 def _with_slope(builder: Builder, whole: Node, argument: Node, slope: Node) -> Node:

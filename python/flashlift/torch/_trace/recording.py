@@ -140,6 +140,8 @@ class Recording:
     def make_traced(self, tensor: torch.Tensor) -> None:
         """Makes a scalar that the mod computes from no traced values one that it may change."""
         self.own.discard(id(tensor))
+        if tensor.is_floating_point():
+            tensor.requires_grad_()  # see traced()
         self.bind(tensor, Value.scalar(tensor.dtype, self.value_of(tensor).node))
 
     def keep_content(self, tensor: torch.Tensor) -> None:
@@ -178,9 +180,14 @@ class Recording:
         slot = self._slots.get(id(tensor))
         return slot is not None and slot.number < self._leaf_count
 
-    def captured_with(self, node: Any) -> torch.Tensor:
-        """The captured tensor at this node of autograd's graph."""
-        return next(one for one in self._alive if self.is_captured(one) and one.grad_fn is node)
+    def captured_with(self, node: Any, number: int) -> torch.Tensor:
+        """The captured tensor that is the result of this number of a node of autograd's graph."""
+        captured = filter(self.is_captured, self._alive)
+        return next(one for one in captured if one.grad_fn is node and one.output_nr == number)
+
+    def linked(self) -> list[torch.Tensor]:
+        """The traced tensors that have a node of autograd's graph."""
+        return [one for one in self._alive if one.grad_fn is not None and self.is_traced(one)]
 
     def note_alias(self, tensor: torch.Tensor) -> None:
         """Notes another object for a traced tensor, as torch returns it for one that a backward function stored."""
