@@ -158,3 +158,45 @@ def test_compiled(dropout_p):
     found = gradients(run, torch.compile(model, backend="aot_eager", fullgraph=True))
     for one, other in zip(found, gradients(functools.partial(layer, attend=attend), model), strict=True):
         torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-5)
+
+
+class Steeper(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, factor):
+        ctx.save_for_backward(x, factor)
+        return x * factor
+
+    @staticmethod
+    def backward(ctx, gradient):
+        x, factor = ctx.saved_tensors
+        return 2 * gradient * factor, 3 * gradient * x
+
+
+class ToNumpy(torch.autograd.graph.saved_tensors_hooks):
+    def __init__(self):
+        super().__init__(lambda one: one.detach().numpy().copy(), torch.from_numpy)
+
+
+def checkpointed(*args):
+    return checkpoint(flex_attention, *args, use_reentrant=False)
+
+
+def hooked(*args):
+    with torch.autograd.graph.save_on_cpu(), ToNumpy():
+        return flex_attention(*args)
+
+
+@pytest.mark.parametrize("attend", [checkpointed, hooked], ids=lambda one: one.__name__)
+def test_hooks_do_not_see_what_a_function_in_a_mod_stores(attend):
+    """The hooks are for what a call stores, and not for what its trace does."""
+    factors = torch.tensor([0.7, 1.3], requires_grad=True)
+    inputs = (*tensors(), factors)
+
+    def gradients_of(attend):
+        out = attend(*inputs[:3], lambda s, b, h, i, j: Steeper.apply(s, factors[h]))
+        return torch.autograd.grad(out.sin().sum(), inputs)
+
+    hooked_gradients = gradients_of(attend)
+    families._families.clear()
+    for one, other in zip(hooked_gradients, gradients_of(flex_attention), strict=True):
+        torch.testing.assert_close(one, other)

@@ -532,6 +532,30 @@ def test_training_after_a_first_call_in_inference_mode(make):
         assert first.is_inference() and torch.equal(out, first)
 
 
+class Scaled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, factor):
+        ctx.save_for_backward(x, factor)
+        return x * factor
+
+    @staticmethod
+    def backward(ctx, gradient):
+        x, factor = ctx.saved_tensors
+        return gradient * factor, gradient * x
+
+
+def test_a_function_that_stores_inference_tensors():
+    make = lambda factor: lambda s, b, h, i, j: Scaled.apply(s, factor)
+    given = tensors()
+    with torch.inference_mode():
+        factor = torch.tensor(0.5)
+        first = flex_attention(*given, make(factor))
+    factor = factor.clone().requires_grad_()
+    out, same = flex_attention(*given, make(factor)), flex_attention(*given, lambda s, *_: s * factor)
+    torch.testing.assert_close(out, first)
+    torch.testing.assert_close(*(torch.autograd.grad(one.sin().sum(), factor) for one in (out, same)))
+
+
 def test_a_mod_under_autocast_and_without():
     table, q, k, v = torch.randn(2, 20, 8, requires_grad=True), *tensors()
     mod = lambda s, b, h, i, j: s + table[b, i] @ table[b, j]

@@ -54,6 +54,7 @@ __all__ = [
     "no_torch_functions",
     "output_count",
     "outside_of_jit",
+    "outside_of_saved_tensors_hooks",
     "registered_backward",
     "sliced_mask_mod_error",
     "to_dlpack",
@@ -144,6 +145,20 @@ def outside_of_jit() -> Iterator[None]:
         yield
     finally:
         _C._set_tracing_state(state)
+
+
+@contextlib.contextmanager
+def outside_of_saved_tensors_hooks() -> Iterator[None]:
+    """Pauses torch.autograd.graph.saved_tensors_hooks, which torch.utils.checkpoint and save_on_cpu use, too."""
+    hooks = []
+    while (top := _C._autograd._top_saved_tensors_default_hooks(True)) is not None:
+        hooks.append(top)
+        _C._autograd._pop_saved_tensors_default_hooks()
+    try:
+        yield
+    finally:
+        for pack, unpack in reversed(hooks):
+            _C._autograd._push_saved_tensors_default_hooks(pack, unpack)
 
 
 def is_making_graph() -> bool:

@@ -138,7 +138,7 @@ class Walk:
         self._places[id(tensor)] = len(self.tensors)
         self.tensors.append(tensor)
         attributes = self._attributes(tensor, names)
-        return (type(tensor), tensor.dtype, tensor.shape, tensor.requires_grad, *attributes)
+        return (type(tensor), tensor.dtype, tensor.shape, tensor.requires_grad, tensor.is_inference(), *attributes)
 
     def layouts(self) -> Hashable:
         """How the tensors lie in memory, if a function may ask for it."""

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from flashlift.torch._internals import BELOW_AUTOGRAD, disable_modes, outside_of_jit
+from flashlift.torch._internals import BELOW_AUTOGRAD, disable_modes, outside_of_jit, outside_of_saved_tensors_hooks
 from flashlift.torch._program import Node
 from flashlift.torch._trace.dispatch import Dispatch
 from flashlift.torch._trace.functions import ModFunctions
@@ -46,17 +46,37 @@ def trace(
     numbers: tensors that replace numbers that it captures; they become arguments of the program.
     Raises TraceError for what a program cannot express.
     """
+    try:
+        return _trace(mod, kind, leaves, extra, numbers)
+    except RuntimeError:
+        if not any(one.is_inference() for one in (*leaves, *extra)):
+            raise
+    # A torch.autograd.Function in the mod cannot store inference tensors for its backward function.
+    found = _trace(mod, kind, leaves, extra, numbers, is_differentiable=False)
+    found.autograd_function = found.autograd_function or "of tensors made in inference mode"
+    return found
+
+
+def _trace(
+    mod: Callable,
+    kind: str,
+    leaves: Sequence[torch.Tensor],
+    extra: Sequence[torch.Tensor],
+    numbers: Sequence[torch.Tensor],
+    is_differentiable: bool = True,
+) -> Trace:
     # Gradients are enabled here, so that they are enabled again where a mod leaves torch.no_grad(). The trace keeps
     # tensors that the mod creates, which must not be inference tensors: later calls may train.
     unwrapped = Unwrapped()
     with (
         disable_modes(),
         outside_of_jit(),
+        outside_of_saved_tensors_hooks(),
         unwrapped.without_transforms(),
         _without_autocast_cache(),
         torch.inference_mode(False),
         BELOW_AUTOGRAD(),
-        torch.enable_grad(),
+        torch.set_grad_enabled(is_differentiable),
     ):
         recording = Recording([unwrapped.of(one) for one in (*leaves, *extra)], numbers, unwrapped.wrapped)
         scalars = []
