@@ -339,6 +339,30 @@ class Power(torch.autograd.Function):
         return d_x, power * x / base * gradient if ctx.needs_input_grad[1] else None, None
 
 
+class Product(Reversed):
+    @staticmethod
+    def forward(x, y):
+        return x * y
+
+
+class Square(torch.autograd.Function):
+    """Its backward function calls another one and computes with the result."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x):
+        return x * x
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(output)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return Product.apply(gradient, ctx.saved_tensors[0]) * 2
+
+
 class Clipped(Reversed):
     """Limits the gradient, which is no product with it."""
 
@@ -383,6 +407,7 @@ OWN_GRADIENTS = {
     "reversed parameter": lambda s, b, h, i, j: s * Reversed.apply(SLOPES[h]),
     "composed": lambda s, b, h, i, j: Straight.apply(Power.apply(Reversed.apply(s), SLOPES[h].abs(), 2.0)) + s,
     "used twice": lambda s, b, h, i, j: (lambda y: y.detach() + y * y)(Power.apply(s, SLOPES[h] * SLOPES[h], 1.0)),
+    "function in a backward function": lambda s, b, h, i, j: Square.apply(s) * SLOPES[h],
     "custom operation": lambda s, b, h, i, j: rounded(2 * s + SLOPES[h]),
     "under a condition": lambda s, b, h, i, j: torch.where(i < j, Reversed.apply(s), s * SLOPES[h]).view(1)[0],
 }

@@ -34,6 +34,7 @@ class OwnGradients:
         # By the nodes of torch's graph, which link results to their arguments, and the number among a node's results.
         self._results: dict[tuple[Any, int], torch.Tensor] = {}
         self._open: set[Any] = set()  # operations whose formula is followed
+        self._in_backward = False  # whose results need no gradients of their own
 
     def note(self, func: Any, tensors: list[torch.Tensor]) -> None:
         """Gives the results among an operation's arguments their gradients. When torch stores a result for the backward
@@ -45,7 +46,8 @@ class OwnGradients:
             if self._recording.is_unknown(one):
                 self._recording.note_alias(one)
             place = node, one.output_nr
-            if func is not torch.ops.aten.detach.default and place not in self._results:
+            is_complete = func is not torch.ops.aten.detach.default and not self._in_backward
+            if is_complete and place not in self._results:
                 self._results[place] = one
                 self._attach(one, node)
 
@@ -92,8 +94,12 @@ class OwnGradients:
             raise NotLinear
         gradient = recording.builder.node("input", "f32", payload="gradient")
         given = recording.traced(Value.scalar(result.dtype, gradient), requires_grad=False)
-        with no_torch_functions(), self._mode:
-            found = node.apply(given)
+        self._in_backward = True
+        try:
+            with no_torch_functions(), self._mode:
+                found = node.apply(given)
+        finally:
+            self._in_backward = False
         found = found if isinstance(found, tuple) else (found,)
         needed = [one for one, is_needed in zip(found, node.needs_input_grad, strict=False) if is_needed]
         arguments = [self._argument(*edge) for edge in node.next_functions if edge[0] is not None]
