@@ -76,6 +76,14 @@ def accumulated(s, b, h, i, j):
     return total
 
 
+def like_in_place(s, b, h, i, j):
+    total, distance, factors = torch.zeros_like(s), torch.full_like(i, 2), torch.ones_like(TABLE)
+    total += s
+    distance *= j
+    factors *= TABLE
+    return total * 3 + distance + factors[i, j]
+
+
 def table_in_place(s, b, h, i, j):
     table = TABLE * 2
     table += 1
@@ -98,6 +106,7 @@ def literal_in_place(s, b, h, i, j):
 
 OPERATIONS = {
     "sum in place": accumulated,
+    "zeros_like in place": like_in_place,
     "table in place": table_in_place,
     "scalar in place": scalar_in_place,
     "literal in place": literal_in_place,

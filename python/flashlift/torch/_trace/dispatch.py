@@ -28,7 +28,7 @@ class Dispatch(TorchDispatchMode):
         self._recording = recording
         self._open: set[Any] = set()  # operations that are being decomposed
         self._own_gradients = OwnGradients(recording, self)
-        self._new: Any = None  # what the latest operation without operands, such as torch.zeros, has made
+        self._new: Any = None  # what torch.zeros, torch.zeros_like or the like has made latest
         self.numbers_read = 0  # how often the mod made a tensor a Python number
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
@@ -61,6 +61,8 @@ class Dispatch(TorchDispatchMode):
             raise _random_numbers(func)
         if result is NotImplemented:
             raise TraceError(f"{func} has no counterpart in score programs{where()}")
+        if _makes_like(func):
+            self._new = result
         if not torch.is_grad_enabled() and not func._schema.is_mutable:
             result = tree_map_only(torch.Tensor, recording.detached, result)
         if _gives_views(func) and recording.is_traced(args[0]):
@@ -162,7 +164,8 @@ class Dispatch(TorchDispatchMode):
             self._recording.own.discard(id(args[0]))
         elif isinstance(result, torch.Tensor) and not func._schema.is_mutable:
             self._recording.own.add(id(result))
-        self._new = None if any(isinstance(one, torch.Tensor) for one in args) else result
+        is_new = _makes_like(func) or not any(isinstance(one, torch.Tensor) for one in args)
+        self._new = result if is_new else None
 
     def _change_own(self, func: Any, args: tuple, kwargs: dict) -> Any:
         """Replaces a table that the mod computes by what an operation in place makes of it."""
@@ -205,6 +208,11 @@ def _gives_views(func: Any) -> bool:
         return False
     alias = func._schema.arguments[0].alias_info if func._schema.arguments else None
     return alias is not None and not alias.is_write
+
+
+def _makes_like(func: Any) -> bool:
+    """Whether an operation is torch.zeros_like or similar."""
+    return func._schema.name.endswith("_like")
 
 
 def _is_indexing(func: Any) -> bool:

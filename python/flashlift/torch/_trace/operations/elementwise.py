@@ -135,10 +135,11 @@ def _detach(recording: Recording, func: Any, args: tuple, kwargs: dict) -> torch
 
 @register("zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full", "new_empty", "empty_like")
 def _filled(recording: Recording, func: Any, args: tuple, kwargs: dict) -> torch.Tensor:
-    # The traced tensor only determines the type and shape: the result is a constant.
+    # The traced tensor only determines the type and shape: the result is a constant, which the mod may change.
     args, kwargs = _widened(args, kwargs)
     result = func(*args, **kwargs)
     recording.keep(result)
+    recording.own.add(id(result))
     return result
 
 
