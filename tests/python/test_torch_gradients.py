@@ -12,7 +12,7 @@ import test_torch_flex
 import torch
 import torch.nn.functional as F
 import torch_mods
-from flashlift.torch import flex_attention
+from flashlift.torch import flex_attention, scaled_dot_product_attention
 from flashlift.torch._mods import traced
 from flashlift.torch._program import Bounds, print_program
 from flashlift.torch._run import dispatch, kernels
@@ -239,6 +239,16 @@ def test_jit_trace():
     q, k, v = small()
     graph = torch.jit.trace(lambda q: flex_attention(q, k, v, mask_mod=torch_mods.causal, enable_gqa=True), q * 2)
     torch.testing.assert_close(graph(q), flex_attention(q, k, v, mask_mod=torch_mods.causal, enable_gqa=True))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
+@pytest.mark.parametrize("kv_heads", [1, 4])
+def test_jit_trace_of_scaled_dot_product_attention(kv_heads):
+    attend = lambda q: scaled_dot_product_attention(q, q[:, :kv_heads], q[:, :kv_heads], enable_gqa=kv_heads != 4)
+    q = small()[0]
+    graph = torch.jit.trace(attend, q * 2)
+    for one in (q, q[:1, :, :9]):
+        torch.testing.assert_close(graph(one), attend(one))
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")

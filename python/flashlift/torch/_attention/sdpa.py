@@ -70,7 +70,7 @@ def scaled_dot_product_attention(
         _flattened(value, batch, kv_heads),
         score_mod,
         scale=scale,
-        enable_gqa=heads != kv_heads,
+        enable_gqa=bool(heads != kv_heads),  # a tensor to torch.jit.trace
         mask_mod=mask_mod,
         dropout_p=0 if drops_all else dropout_p,
     )
