@@ -410,6 +410,12 @@ rounded.register_fake(torch.empty_like)
 rounded.register_autograd(lambda ctx, gradient: gradient * 3)
 rounded.register_vmap(lambda info, dims, x: (rounded(x), dims[0]))
 
+
+def cosine_alone(x):
+    with torch.no_grad():
+        return torch.cos(x)
+
+
 SLOPES = torch.tensor([0.5, 1.5, -0.7, 0.9], requires_grad=True)
 OWN_GRADIENTS = {
     "rounded": lambda s, b, h, i, j: Straight.apply(2 * s + SLOPES[h]),
@@ -417,6 +423,9 @@ OWN_GRADIENTS = {
     "reversed parameter": lambda s, b, h, i, j: s * Reversed.apply(SLOPES[h]),
     "composed": lambda s, b, h, i, j: Straight.apply(Power.apply(Reversed.apply(s), SLOPES[h].abs(), 2.0)) + s,
     "used twice": lambda s, b, h, i, j: (lambda y: y.detach() + y * y)(Power.apply(s, SLOPES[h] * SLOPES[h], 1.0)),
+    "used without gradient": lambda s, b, h, i, j: (lambda y: cosine_alone(y) * y)(
+        Power.apply(s, SLOPES[h].abs(), 1.0)
+    ),
     "function in a backward function": lambda s, b, h, i, j: Square.apply(s) * SLOPES[h],
     "custom operation": lambda s, b, h, i, j: rounded(2 * s + SLOPES[h]),
     "under a condition": lambda s, b, h, i, j: torch.where(i < j, Reversed.apply(s), s * SLOPES[h]).view(1)[0],

@@ -96,7 +96,8 @@ class OwnGradients:
         given = recording.traced(Value.scalar(result.dtype, gradient), requires_grad=False)
         self._in_backward = True
         try:
-            with no_torch_functions(), self._mode:
+            # Graphs of backward functions set the mode of gradients, and leave it so.
+            with torch.enable_grad(), no_torch_functions(), self._mode:
                 found = node.apply(given)
         finally:
             self._in_backward = False
