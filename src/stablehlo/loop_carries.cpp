@@ -253,7 +253,8 @@ mlir::Operation* with_invariants(mlir::Operation* loop, mlir::ValueRange starts)
 void remove_unused_carries(Module& module) {
   for (bool any = true; any;) {  // a loop may have been what used another one's results
     any = false;
-    for (mlir::Operation* loop : loops_of(module)) {
+    const std::vector<mlir::Operation*> loops = loops_of(module);
+    for (mlir::Operation* loop : llvm::reverse(loops)) {  // inner ones first: an outer one may erase them
       any = remove_unused_carries(loop) || any;
     }
     remove_dead_code(module);

@@ -209,6 +209,22 @@ def test_microbatches():
     assert count(found) == (2, 1), found
 
 
+def test_an_inner_loop_whose_result_an_outer_loop_carries_for_nothing():
+    """It is removed with what is carried."""
+    step, weights, x = training_step(layer)
+
+    def train(weights, x):
+        def body(carried):
+            i, weights, unused = carried
+            unused = lax.while_loop(lambda c: c[0] < 3, lambda c: (c[0] + 1, jnp.sin(c[1])), (0, unused))[1]
+            return i + 1, weights - 0.01 * step(weights, x)[1], unused
+
+        return lax.while_loop(lambda carried: carried[0] < 2, body, (0, weights, x))[1]
+
+    assert count(report(train, weights, x)) == (2, 1)
+    assert "sine" in jax.jit(train).lower(weights, x).as_text()  # JAX has not removed it
+
+
 def test_a_mask_that_is_computed_before_an_outer_loop():
     def loss(weights, x, segments):
         mask = segments[:, None] == segments
