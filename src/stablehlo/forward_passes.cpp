@@ -1,7 +1,6 @@
 #include "stablehlo/forward_passes.h"
 
 #include <optional>
-#include <string>
 #include <vector>
 
 #include "llvm/ADT/SetVector.h"

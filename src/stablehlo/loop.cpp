@@ -109,17 +109,22 @@ std::optional<int64_t> evaluate(mlir::Value value, Known& known, int depth = 0) 
 
 }  // namespace
 
-std::optional<Loop> Loop::read(mlir::Operation* op) {
-  if (op == nullptr || kind(op) != OpKind::kWhile || op->getNumRegions() != 2) {
-    return std::nullopt;
+bool is_regular(mlir::Operation* loop) {
+  if (kind(loop) != OpKind::kWhile || loop->getNumRegions() != 2 || loop->getNumResults() != loop->getNumOperands()) {
+    return false;
   }
-  for (mlir::Region& region : op->getRegions()) {
+  for (mlir::Region& region : loop->getRegions()) {
     if (!region.hasOneBlock() || region.front().empty() || kind(&region.front().back()) != OpKind::kReturn ||
-        region.getNumArguments() != op->getNumOperands()) {
-      return std::nullopt;
+        region.getNumArguments() != loop->getNumOperands()) {
+      return false;
     }
   }
-  if (block(op, 0).back().getNumOperands() != 1 || block(op, 1).back().getNumOperands() != op->getNumOperands()) {
+  return block(loop, 0).back().getNumOperands() == 1 &&
+         block(loop, 1).back().getNumOperands() == loop->getNumOperands();
+}
+
+std::optional<Loop> Loop::read(mlir::Operation* op) {
+  if (op == nullptr || !is_regular(op)) {
     return std::nullopt;
   }
   Loop loop(op);

@@ -17,6 +17,9 @@ namespace flashlift::stablehlo {
 
 using Numbers = std::vector<int64_t>;  // one for each iteration
 
+// Whether the condition and the body of a loop have the arguments and results that the loop's operands need.
+bool is_regular(mlir::Operation* loop);
+
 class Loop {
  public:
   // Nothing if this is no loop, or if the number of iterations is unknown or above a few thousand.

@@ -17,23 +17,11 @@ namespace {
 std::vector<mlir::Operation*> loops_of(Module& module) {
   std::vector<mlir::Operation*> loops;
   module.op()->walk<mlir::WalkOrder::PreOrder>([&](mlir::Operation* op) {
-    if (kind(op) == OpKind::kWhile && op->getNumRegions() == 2) {
+    if (is_regular(op)) {
       loops.push_back(op);
     }
   });
   return loops;
-}
-
-// Whether the condition and the body have the arguments and results that JAX writes.
-bool is_regular(mlir::Operation* loop) {
-  for (mlir::Region& region : loop->getRegions()) {
-    if (!region.hasOneBlock() || region.front().empty() || region.getNumArguments() != loop->getNumOperands() ||
-        kind(&region.front().back()) != OpKind::kReturn) {
-      return false;
-    }
-  }
-  return block(loop, 1).back().getNumOperands() == loop->getNumOperands() &&
-         loop->getNumResults() == loop->getNumOperands();
 }
 
 // Which carried values results, conditions or operations with effects depend on.
@@ -98,7 +86,7 @@ mlir::Operation* rebuilt(mlir::Operation* loop, mlir::ValueRange starts, llvm::A
 
 // Returns whether there were any.
 bool remove_unused_carries(mlir::Operation* loop) {
-  if (!is_regular(loop) || !may_change_carries(loop)) {
+  if (!may_change_carries(loop)) {
     return false;
   }
   const std::vector<bool> used = used_carries(loop);
@@ -151,7 +139,7 @@ bool leads_to_exponential(mlir::Operation* op) {
 bool feeds_softmax(mlir::Value value) {
   return llvm::any_of(value.getUses(), [](mlir::OpOperand& use) {
     mlir::Operation* const user = use.getOwner();
-    if (kind(user) == OpKind::kWhile && is_regular(user)) {
+    if (is_regular(user)) {
       return feeds_softmax(block(user, 1).getArgument(use.getOperandNumber()));
     }
     return user->getNumResults() == 1 && !is_dot(user) &&
@@ -161,20 +149,20 @@ bool feeds_softmax(mlir::Value value) {
 
 // How a tensor is computed from constants and smaller tensors of integers, such as lengths or segments. (Biases that
 // are computed from tables stay tensors, since their gradients may be.)
-struct Computation {
+struct MaskComputation {
   llvm::SetVector<mlir::Operation*> operations;
   llvm::SetVector<mlir::Value> smaller;
 };
 
 // Nothing if it is computed from others, too.
-std::optional<Computation> mask_computation(mlir::Value tensor) {
+std::optional<MaskComputation> mask_computation(mlir::Value tensor) {
   constexpr size_t kMost = 64;
   constexpr int64_t kTimesSmaller = 8;
   constexpr int64_t kLargestLiteral = 4096;  // elements; a module would hold larger ones twice
   const auto elements = [](mlir::Value value) {
     return static_tensor(value) ? static_tensor(value).getNumElements() : std::numeric_limits<int64_t>::max();
   };
-  Computation found;
+  MaskComputation found;
   llvm::SmallVector<mlir::Value> pending = {tensor};
   while (!pending.empty()) {
     mlir::Value value = pending.pop_back_val();
@@ -263,7 +251,7 @@ void remove_unused_carries(Module& module) {
 
 void move_masks_into_loops(Module& module) {
   for (mlir::Operation* loop : loops_of(module)) {
-    if (is_regular(loop) && may_change_carries(loop)) {
+    if (may_change_carries(loop)) {
       with_invariants(loop, move_masks_into(loop));
     }
   }
