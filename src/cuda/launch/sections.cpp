@@ -78,6 +78,12 @@ Rings choose_rings(int64_t heads, int64_t query_tiles, int64_t key_tiles, const 
 
 namespace {
 
+// The largest power of two of heads whose sums of d_q fit so many bytes, or 0.
+int64_t heads_that_fit(const Sm90BackwardKernel& kernel, int q_len, int64_t bytes) {
+  const int64_t sums = int64_t{q_len} * kernel.config.head_dim_padded * static_cast<int64_t>(sizeof(float));
+  return static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(bytes / std::max<int64_t>(sums, 1))));
+}
+
 // As measured (docs/lessons/cuda_backward.md).
 int alternating_heads_by_roles(const Sm90BackwardKernel& kernel, int group, int q_len, int kv_len,
                                const Device& device) {
@@ -112,9 +118,7 @@ int alternating_heads(const Sm90BackwardKernel& kernel, int group, int q_len, in
     const int64_t least = take_turns ? 4 : 8;
     int64_t heads = take_turns ? std::min(kQueryHeads / group, int64_t{16}) : 16;
     if (kernel.heads_take_turns) {
-      const int64_t sums = int64_t{q_len} * kernel.config.head_dim_padded * static_cast<int64_t>(sizeof(float));
-      heads =
-          std::min<int64_t>(heads, std::bit_floor(static_cast<uint64_t>(device.l2_bytes / std::max<int64_t>(sums, 1))));
+      heads = std::min(heads, heads_that_fit(kernel, q_len, device.l2_bytes));
     }
     heads = std::max(heads, least);
     if (take_turns || !kernel.config.has_mask_mod) {
@@ -138,9 +142,7 @@ KeyOrder choose_key_order(const Sm90BackwardKernel& kernel, int64_t heads, int g
   constexpr int64_t kBusy = 95;  // percent of the key tiles that run at once, at least
   const int64_t least = kernel.roles ? 2 : 1;
   const int64_t at_once = kernel.roles ? device.multiprocessors / 2 : device.multiprocessors;
-  const int64_t sums = int64_t{q_len} * kernel.config.head_dim_padded * static_cast<int64_t>(sizeof(float));
-  const int64_t fit = std::clamp(device.l2_bytes / std::max<int64_t>(kSizes * sums, 1), least, kMost);
-  auto together = static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(fit)));
+  int64_t together = std::clamp(heads_that_fit(kernel, q_len, device.l2_bytes / kSizes), least, kMost);
   // Few heads: two sections, if one of them occupies the GPU.
   const int64_t key_tiles = divide_up(int64_t{kv_len}, kernel.config.q_tile);
   while (together >= heads && together > 1 && 100 * (together / 2) * key_tiles >= kBusy * at_once) {
