@@ -28,6 +28,13 @@ struct ColumnTile {
 // How much further on the key tile is that comes behind one of the fused kernel. (A constant takes no register.)
 __device__ __forceinline__ int key_tile_step(bool mirrored) { return FL_MIRRORS && mirrored ? -1 : 1; }
 
+// Of the fused kernel: is there such a key tile, and does it see a tile of queries?
+__device__ __forceinline__ bool sees(const ForwardParams& params, int b, int h, int first_query, int first_key) {
+  return first_key >= 0 && first_key < params.kv_len &&
+         classify_scores(params, b, h, first_query, min(first_query + FL_BLOCK_N, params.q_len) - 1, first_key,
+                         min(first_key + FL_BLOCK_M, params.kv_len) - 1, true) != kTileSkipped;
+}
+
 // The column tiles that the rows see. A warp classifies 32 tiles at a time. If there are more, it first classifies 32
 // runs of tiles, since a mask often keeps little of a long sequence, and the consumers wait for the first tile. In the
 // fused kernel the last columns come first, unless the head is mirrored, and no tile is skipped with its run: other blocks
@@ -85,25 +92,16 @@ class ColumnTiles {
 
   // Of `count` tiles from `tile` on.
   __device__ __forceinline__ TileKind classify(int tile, int count) const {
-    return classify(tile, count, rows_.first, rows_.last);
-  }
-  __device__ __forceinline__ TileKind classify(int tile, int count, int first_row, int last_row) const {
     const int first = first_column(tile);
     if (first >= columns_ || first < 0) {
       return kTileSkipped;
     }
     const int last = min(first + count * FL_BLOCK_N, columns_) - 1;
     // Rows that do not exist only spoil their own gradients, except in the fused kernel: d_q is a sum over them.
-    const bool rows_exist = !FL_FUSED || last_row - first_row == FL_BLOCK_M - 1;
-    return classify_scores(params_, rows_.b, head_, kRowsAreKeys ? first : first_row, kRowsAreKeys ? last : last_row,
-                           kRowsAreKeys ? first_row : first, kRowsAreKeys ? last_row : last,
+    const bool rows_exist = !FL_FUSED || rows_.last - rows_.first == FL_BLOCK_M - 1;
+    return classify_scores(params_, rows_.b, head_, kRowsAreKeys ? first : rows_.first, kRowsAreKeys ? last : rows_.last,
+                           kRowsAreKeys ? rows_.first : first, kRowsAreKeys ? rows_.last : last,
                            rows_exist && last - first == count * FL_BLOCK_N - 1);
-  }
-
-  // Is there such a key tile, and does it see the tile?
-  __device__ __forceinline__ bool is_seen_by(int tile, int first_key) const {
-    return first_key >= 0 && first_key < params_.kv_len &&
-           classify(tile, 1, first_key, min(first_key + FL_BLOCK_M, params_.kv_len) - 1) != kTileSkipped;
   }
 
   __device__ __forceinline__ void remember_partial(TileKind kind) {
@@ -124,9 +122,12 @@ class ColumnTiles {
       remember_partial(kind);
 #if FL_FUSED
       const int step = key_tile_step(rows_.mirrored) * FL_BLOCK_M;
-      follows_ = __ballot_sync(0xffffffff, kind != kTileSkipped && is_seen_by(tile, rows_.first - step));
+      const auto is_seen_by = [&](int first_key) {
+        return kind != kTileSkipped && sees(params_, rows_.b, head_, first_column(tile), first_key);
+      };
+      follows_ = __ballot_sync(0xffffffff, is_seen_by(rows_.first - step));
       if (kStoresFinal) {
-        precedes_ = __ballot_sync(0xffffffff, kind != kTileSkipped && is_seen_by(tile, rows_.first + step));
+        precedes_ = __ballot_sync(0xffffffff, is_seen_by(rows_.first + step));
       }
 #endif
     } else {
@@ -330,12 +331,8 @@ struct Producer {
   __device__ __forceinline__ bool is_key_tile(int tile) const {
     return tile >= 0 && tile * FL_BLOCK_M < params.kv_len;
   }
-  __device__ __forceinline__ bool sees(int key_tile, const ColumnTile& tile) const {
-    const int q_last = min(tile.first + FL_BLOCK_N, params.q_len) - 1;
-    const int kv_first = key_tile * FL_BLOCK_M;
-    return is_key_tile(key_tile) &&
-           classify_scores(params, b, tile.h, tile.first, q_last, kv_first,
-                           min(kv_first + FL_BLOCK_M, params.kv_len) - 1, true) != kTileSkipped;
+  __device__ __forceinline__ bool is_seen_by(int key_tile, const ColumnTile& tile) const {
+    return sees(params, b, tile.h, tile.first, key_tile * FL_BLOCK_M);
   }
 
   // The key tile that adds to the same d_q before this one, or -1.
@@ -350,7 +347,7 @@ struct Producer {
     }
 #pragma unroll 1
     for (int nearest = key_tile - 2 * step; is_key_tile(nearest); nearest -= 32 * step) {
-      const u32 hits = __ballot_sync(0xffffffff, sees(nearest - step * static_cast<int>(threadIdx.x % 32), tile));
+      const u32 hits = __ballot_sync(0xffffffff, is_seen_by(nearest - step * static_cast<int>(threadIdx.x % 32), tile));
       if (hits != 0) {
         return nearest - step * (__ffs(hits) - 1);
       }
@@ -371,7 +368,7 @@ struct Producer {
     const int step = key_tile_step(mirrored);
 #pragma unroll 1
     for (int nearest = key_tile + 2 * step; is_key_tile(nearest); nearest += 32 * step) {
-      if (__any_sync(0xffffffff, sees(nearest + step * static_cast<int>(threadIdx.x % 32), tile))) {
+      if (__any_sync(0xffffffff, is_seen_by(nearest + step * static_cast<int>(threadIdx.x % 32), tile))) {
         return false;
       }
     }
