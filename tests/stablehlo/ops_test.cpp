@@ -86,6 +86,11 @@ TEST(Ops, ReducersOfOneOperation) {
   EXPECT_EQ(reducer_of("%r = stablehlo.subtract %a, %b : tensor<f32>"), Reducer::kOther);
   EXPECT_EQ(reducer_of("%r = stablehlo.add %a, %f : tensor<f32>"), Reducer::kOther);
   EXPECT_EQ(reducer_of("", "%a"), Reducer::kOther);
+  const std::string types = " : (tensor<f32>, tensor<f32>) -> tensor<i1>\n";
+  const std::string select = "%r = stablehlo.select %g, %b, %a : tensor<i1>, tensor<f32>";
+  EXPECT_EQ(reducer_of("%g = stablehlo.compare LT, %a, %b" + types + select), Reducer::kMaximum);
+  EXPECT_EQ(reducer_of("%g = stablehlo.compare GE, %a, %b" + types + select), Reducer::kMinimum);
+  EXPECT_EQ(reducer_of("%g = stablehlo.compare GE, %a, %f" + types + select), Reducer::kOther);
   EXPECT_EQ(reducer_of("%q = stablehlo.negate %a : tensor<f32>\n%r = stablehlo.add %q, %b : tensor<f32>"),
             Reducer::kOther);
 }

@@ -64,6 +64,13 @@ Affine index_of(const std::vector<int>& atoms, const std::vector<int64_t>& sizes
   return index;
 }
 
+// Whether a dimension of this size may hold the keys and further columns before or after them, such as sinks.
+bool has_more_columns(const Plane& plane, int64_t size) {
+  constexpr int64_t kMostColumns = 64;
+  const int64_t more = size - plane.sizes[kKeyAtom];
+  return more > 0 && more <= kMostColumns;
+}
+
 // The indices with which a value may have one element for each place of the plane or for each row. A value may also
 // have further columns before or after the keys.
 std::vector<std::vector<Index>> possible_indices(const Plane& plane, const Probabilities& probabilities,
@@ -100,12 +107,11 @@ std::vector<std::vector<Index>> possible_indices(const Plane& plane, const Proba
   if (with_sinks.size() != row.size()) {
     add(dims, with_sinks);
   }
-  constexpr int64_t kMostColumns = 64;
   for (size_t d = 0; d < dims.size(); ++d) {
-    const int64_t more = dims[d] - plane.sizes[kKeyAtom];
-    if (more <= 0 || more > kMostColumns) {
+    if (!has_more_columns(plane, dims[d])) {
       continue;
     }
+    const int64_t more = dims[d] - plane.sizes[kKeyAtom];
     llvm::SmallVector<int64_t> keys(dims);
     keys[d] = plane.sizes[kKeyAtom];
     const size_t first = possible.size();
@@ -254,10 +260,13 @@ bool UseReader::read_user(mlir::Operation* user, mlir::Operation* operand) {
     for (const int64_t from : permutation(user)) {
       tries.back().push_back(uses_.values[operand].indices[static_cast<size_t>(from)]);
     }
-  } else {
-    if (kind(user) == OpKind::kBroadcastInDim) {
-      tries = indices_of_broadcast(plane_, probabilities_, user, uses_.values[operand].indices);
-    }
+  } else if (kind(user) == OpKind::kBroadcastInDim) {
+    tries = indices_of_broadcast(plane_, probabilities_, user, uses_.values[operand].indices);
+  }
+  // A number of the row that is broadcast to keys and sinks has it for all columns: its indices do not show yet whether
+  // the sinks are the first ones.
+  if (tries.empty() || kind(user) == OpKind::kBroadcastInDim ||
+      llvm::any_of(shape(value), [&](int64_t size) { return has_more_columns(plane_, size); })) {
     llvm::append_range(tries, possible_indices(plane_, probabilities_, softmax_, value));
   }
   std::optional<Refusal> refusal;

@@ -93,21 +93,34 @@ bool prefers_lhs(mlir::Value predicate, mlir::Value lhs, mlir::Value rhs, bool g
   return op->getOperand(0) == rhs && op->getOperand(1) == lhs && (greater ? gives_less : gives_greater);
 }
 
-// A reducer of values and their indices. Its first result is a select between the two values.
-Reducer arg_reducer(mlir::Block& body, mlir::Operation* terminator) {
-  if (body.getNumArguments() != 4 || terminator->getNumOperands() != 2) {
-    return Reducer::kOther;
+// `value` as the maximum or minimum of two values that a select compares. If one of them is NaN, it may be either.
+Reducer selecting_reducer(mlir::Value value, mlir::Value lhs, mlir::Value rhs) {
+  mlir::Operation* select = defining(value, OpKind::kSelect);
+  if (select && select->getOperand(1) == rhs && select->getOperand(2) == lhs) {
+    std::swap(lhs, rhs);
   }
-  mlir::Operation* select = defining(terminator->getOperand(0), OpKind::kSelect);
-  const mlir::Value lhs = body.getArgument(0);
-  const mlir::Value rhs = body.getArgument(2);
   if (!select || select->getOperand(1) != lhs || select->getOperand(2) != rhs) {
     return Reducer::kOther;
   }
   if (prefers_lhs(select->getOperand(0), lhs, rhs, /*greater=*/true)) {
-    return Reducer::kArgMaximum;
+    return Reducer::kMaximum;
   }
-  return prefers_lhs(select->getOperand(0), lhs, rhs, /*greater=*/false) ? Reducer::kArgMinimum : Reducer::kOther;
+  return prefers_lhs(select->getOperand(0), lhs, rhs, /*greater=*/false) ? Reducer::kMinimum : Reducer::kOther;
+}
+
+// A reducer of values and their indices.
+Reducer arg_reducer(mlir::Block& body, mlir::Operation* terminator) {
+  if (body.getNumArguments() != 4 || terminator->getNumOperands() != 2) {
+    return Reducer::kOther;
+  }
+  switch (selecting_reducer(terminator->getOperand(0), body.getArgument(0), body.getArgument(2))) {
+    case Reducer::kMaximum:
+      return Reducer::kArgMaximum;
+    case Reducer::kMinimum:
+      return Reducer::kArgMinimum;
+    default:
+      return Reducer::kOther;
+  }
 }
 
 }  // namespace
@@ -306,13 +319,13 @@ Reducer reducer(mlir::Block& body) {
   if (body.getNumArguments() != 2 || terminator->getNumOperands() != 1) {
     return arg_reducer(body, terminator);
   }
+  const mlir::Value lhs = body.getArgument(0);
+  const mlir::Value rhs = body.getArgument(1);
   mlir::Operation* op = terminator->getOperand(0).getDefiningOp();
   const std::optional<Reducer> simple = op ? simple_reducer(kind(op)) : std::nullopt;
   if (!simple || op->getBlock() != &body || op->getNumOperands() != 2) {
-    return Reducer::kOther;
+    return selecting_reducer(terminator->getOperand(0), lhs, rhs);
   }
-  const mlir::Value lhs = body.getArgument(0);
-  const mlir::Value rhs = body.getArgument(1);
   const bool both =
       (op->getOperand(0) == lhs && op->getOperand(1) == rhs) || (op->getOperand(0) == rhs && op->getOperand(1) == lhs);
   return both ? *simple : Reducer::kOther;
