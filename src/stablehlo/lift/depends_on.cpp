@@ -20,21 +20,26 @@ bool DependsOn::operator()(mlir::Operation* op) {
   std::vector<mlir::Operation*> pending{op};
   while (!pending.empty()) {
     mlir::Operation* next = pending.back();
+    if (known(next)) {
+      pending.pop_back();
+      continue;
+    }
     bool depends = false;
-    bool complete = true;
-    for (size_t i = 0; !known(next) && i < next->getNumOperands(); ++i) {
-      mlir::Operation* definition = next->getOperand(static_cast<unsigned>(i)).getDefiningOp();
+    const size_t others = pending.size();
+    for (const mlir::Value value : next->getOperands()) {
+      mlir::Operation* definition = value.getDefiningOp();
       const std::optional<bool> operand = known(definition);
-      depends = depends || operand.value_or(false);
+      if (operand == true) {
+        depends = true;
+        pending.resize(others);
+        break;
+      }
       if (!operand) {
         pending.push_back(definition);
-        complete = false;
       }
     }
-    if (complete || known(next)) {
-      if (!known(next)) {
-        known_[next] = depends;
-      }
+    if (pending.size() == others) {
+      known_[next] = depends;
       pending.pop_back();
     }
   }

@@ -101,6 +101,17 @@ Status check_operand(std::string_view name, const std::string& dims, mlir::Value
   return {};
 }
 
+// The operations that are inserted before `end`, once this was created.
+struct NewOperations {
+  explicit NewOperations(mlir::Operation* place) : previous(place->getPrevNode()), end(place) {}
+  mlir::Block::iterator begin() const {
+    return previous ? std::next(previous->getIterator()) : end->getBlock()->begin();
+  }
+
+  mlir::Operation* previous;
+  mlir::Operation* end;
+};
+
 class Rewriter {
  public:
   Rewriter(const LiftedAttention& found, FuseAs as)
@@ -120,6 +131,7 @@ class Rewriter {
     if (found_.nan_where_lse_is_minus_infinity && !row_dims()) {
       return unsupported("rows without keys are NaN, and the rows of the log-sum-exp are not those of the output");
     }
+    const NewOperations added(found_.second_product);
     const llvm::SmallVector<mlir::Type> results = result_types();
     llvm::SmallVector<mlir::Value> operands = {view(found_.q), view(found_.k), view(found_.v)};
     if (Status status = check_operands(operands); !status.ok()) {
@@ -147,8 +159,9 @@ class Rewriter {
       }
       call = composite(operands, results, *function);
     }
+    std::optional<NewOperations> backward;
     if (found_.gradient) {
-      backward_call(operands, call->getResults());
+      backward = backward_call(operands, call->getResults());
     }
     if (found_.out.replaced) {
       mlir::Value out = found_.nan_where_lse_is_minus_infinity ? with_nan_rows(call->getResults()) : call->getResult(0);
@@ -157,8 +170,11 @@ class Rewriter {
     if (found_.lse) {
       replace(*found_.lse, call->getResult(1));
     }
-    if (found_.lse || found_.gradient) {
-      restore_order();
+    if (found_.lse) {
+      restore_order(added);
+    }
+    if (backward) {
+      restore_order(*backward);
     }
     return {};
   }
@@ -265,9 +281,17 @@ class Rewriter {
     return build(builder_, location_, "stablehlo.constant", {}, mlir::TypeRange(type), zero)->getResult(0);
   }
 
-  // Creates the backward call, whose operands include the forward call's operands and results.
-  void backward_call(llvm::ArrayRef<mlir::Value> forward_operands, mlir::ValueRange forward_results) {
+  // Creates the backward call behind the last of its operands. These include the forward call's operands and results.
+  NewOperations backward_call(llvm::ArrayRef<mlir::Value> forward_operands, mlir::ValueRange forward_results) {
     const LiftedGradient& gradient = *found_.gradient;
+    mlir::Operation* place = later(later(found_.second_product, gradient.d_out.source),
+                                   gradient.d_lse ? gradient.d_lse->source : mlir::Value());
+    for (const mlir::Value capture : gradient.captures) {
+      place = later(place, capture);
+    }
+    const mlir::OpBuilder::InsertionGuard guard(builder_);
+    builder_.setInsertionPointAfter(place);
+    const NewOperations added(&*builder_.getInsertionPoint());
     const mlir::Type element = element_type(forward_operands[0]);
     llvm::SmallVector<mlir::Value> operands(forward_operands.take_front(3));
     std::string positions;
@@ -314,6 +338,7 @@ class Rewriter {
     for (const auto& [number, result] : wanted) {
       replace(*result, call->getResult(number));
     }
+    return added;
   }
 
   static mlir::Type element_type(mlir::Value value) {
@@ -420,9 +445,29 @@ class Rewriter {
     return build(builder_, location_, "stablehlo.select", {everywhere, out, zeros(type)}, type)->getResult(0);
   }
 
-  void restore_order() {
-    mlir::Block* block = builder_.getInsertionBlock();
-    mlir::sortTopologically(block, llvm::make_range(block->begin(), std::prev(block->end())));
+  // Sorts the operations from the first user of the new ones to the last of their operands. (The whole block may hold a
+  // hundred layers.)
+  static void restore_order(const NewOperations& added) {
+    mlir::Block* block = added.end->getBlock();
+    mlir::Operation* first = &*added.begin();
+    mlir::Operation* last = added.end->getPrevNode();
+    for (mlir::Operation& op : llvm::make_range(added.begin(), added.end->getIterator())) {
+      for (mlir::Operation* user : op.getUsers()) {
+        mlir::Operation* const holder = block->findAncestorOpInBlock(*user);
+        first = holder->isBeforeInBlock(first) ? holder : first;
+      }
+      for (const mlir::Value operand : op.getOperands()) {
+        last = later(last, operand);
+      }
+    }
+    mlir::sortTopologically(block, llvm::make_range(first->getIterator(), std::next(last->getIterator())));
+  }
+
+  // The operation, or the one that computes the value if that comes later in the block.
+  static mlir::Operation* later(mlir::Operation* op, mlir::Value value) {
+    mlir::Operation* const definition = value ? value.getDefiningOp() : nullptr;
+    const bool is_later = definition && definition->getBlock() == op->getBlock() && op->isBeforeInBlock(definition);
+    return is_later ? definition : op;
   }
 
   LiftedAttention found_;
