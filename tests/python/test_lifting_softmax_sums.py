@@ -65,6 +65,55 @@ def test_the_gradient_by_the_values_of_a_difference(gradients):
     check(attention, v, q2, k2, q, k, gradients=gradients)
 
 
+@pytest.mark.parametrize("mask", [lambda p: jnp.where(KEPT, p, 0), lambda p: jnp.where(KEPT, p / 0.8, 0)])
+@pytest.mark.parametrize("gradients", [False, True])
+def test_a_masked_difference(mask, gradients):
+    def attention(w, q, k, v, q2, k2):
+        return weigh(mask(softmax(q, k) - w * softmax(q2, k2)), v)
+
+    check(attention, NUMBER, *operands(), gradients=gradients)
+
+
+@pytest.mark.parametrize("divides", [False, True])
+def test_weights_before_a_mask_that_may_be_infinite_where_it_keeps_nothing_stay(divides):
+    def attention(q, k, v, kept, w):
+        p = softmax(q, k) / w[:, None, None] if divides else softmax(q, k) * w[:, None, None]
+        return weigh(jnp.where(kept, p, 0), v)
+
+    w = jnp.asarray([0.0 if divides else jnp.inf, 1.0])
+    assert_left_alone(attention, *qkv(), KEPT.at[0].set(False), w)
+
+
+@pytest.mark.parametrize("mask", [KEPT, ~KEPT], ids=["its mask", "another mask"])
+def test_the_gradient_of_weights_before_a_mask(mask):
+    """With the mask of the forward pass, it is a sum over the output; with another mask, it is not."""
+
+    @jax.custom_vjp
+    def attention(w, q, k, v):
+        return weigh(jnp.where(KEPT, w * softmax(q, k), 0), v)
+
+    def forward(w, q, k, v):
+        p = softmax(q, k)
+        return weigh(jnp.where(KEPT, w * p, 0), v), (w, q, k, v, p)
+
+    def backward(residuals, d_out):
+        w, q, k, v, p = residuals
+        d_weighted = jnp.einsum("bhqd,bhkd->bhqk", d_out, v)
+        d_p = w * jnp.where(KEPT, d_weighted, 0)
+        d_s = jnp.where(CAUSAL, p * (d_p - (p * d_p).sum(-1, keepdims=True)), 0) / 4
+        d_w = (p * jnp.where(mask, d_weighted, 0)).sum()
+        d_v = jnp.einsum("bhqk,bhqd->bhkd", jnp.where(KEPT, w * p, 0), d_out)
+        return d_w, weigh(d_s, k), jnp.einsum("bhqk,bhqd->bhkd", d_s, q), d_v
+
+    attention.defvjp(forward, backward)
+
+    def first(q, w, k, v):  # all but the last are differentiated
+        return attention(w, q, k, v)
+
+    candidates, report = fused(first, qkv()[0], NUMBER, *qkv()[1:], gradients=True)
+    assert candidates[0].fused == (mask is KEPT), report
+
+
 @pytest.mark.parametrize("gradients", [False, True])
 def test_three_softmaxes(gradients):
     def attention(q, k, v, q2, k2):

@@ -33,6 +33,23 @@ std::optional<RowWeights> row_weights(mlir::Operation* op, unsigned of) {
   return std::nullopt;
 }
 
+// Which operand a select keeps where it does not give 0; nothing if it is no such select.
+std::optional<unsigned> masked_by(mlir::Operation* op) {
+  for (const unsigned of : {1U, 2U}) {
+    if (op != nullptr && kind(op) == OpKind::kSelect && splat(op->getOperand(3 - of)) == 0) {
+      return of;
+    }
+  }
+  return std::nullopt;
+}
+
+// The same operation on another value of the same type, with the same mask if it is a select.
+mlir::Value like(Builder& builder, mlir::Operation* op, mlir::Value value) {
+  llvm::SmallVector<mlir::Value> operands(op->getOperands());
+  operands[masked_by(op).value_or(0)] = value;
+  return builder.like(op, operands, op->getResult(0).getType());
+}
+
 // The broadcast to other dimensions in the same order: `map` gives the other dimension, or -1 for one that is absent.
 // Dimensions of size 1 have none.
 std::optional<Broadcast> moved(const Broadcast& weights, llvm::function_ref<int64_t(int64_t)> map) {
@@ -185,7 +202,7 @@ void weigh_gradient_of_probabilities(mlir::Operation* product, mlir::Operation* 
     operands[1 - side] = product->getOperand(1 - side);
     mlir::Value made = builder.like(product, operands, product->getResult(0).getType());
     if (carrier != product) {
-      made = builder.like(carrier, made, carrier->getResult(0).getType());
+      made = like(builder, carrier, made);
     }
     replace(found, weighted->op->getResult(0), made);
   }
@@ -321,10 +338,10 @@ bool is_dot_general_in(mlir::Block* block, mlir::Operation* op) {
 }
 
 // Does the same in the backward pass, if there is one. `probabilities` are without weights, in two types that may be
-// the same.
+// the same. `mask`: the select behind the weights, or null.
 void weigh_output_gradient(mlir::Operation* product, unsigned side, const RowWeights& row,
-                           llvm::ArrayRef<std::pair<mlir::Value, mlir::Value>> probabilities, Weigher& weigh,
-                           Rearrangement& found) {
+                           llvm::ArrayRef<std::pair<mlir::Value, mlir::Value>> probabilities, mlir::Operation* mask,
+                           Weigher& weigh, Rearrangement& found) {
   for (const auto& [weighted, unweighted] : probabilities) {
     for (mlir::Operation* user : llvm::make_early_inc_range(mlir::Value(weighted).getUsers())) {
       if (user != product && is_dot_general_in(product->getBlock(), user) && product->isBeforeInBlock(user)) {
@@ -339,15 +356,61 @@ void weigh_output_gradient(mlir::Operation* product, unsigned side, const RowWei
     }
     const unsigned of_gradient = user->getOperand(0) == values ? 1 : 0;
     std::vector<mlir::Operation*> carriers{user};
-    llvm::copy_if(user->getResult(0).getUsers(), std::back_inserter(carriers),
-                  [](mlir::Operation* carrier) { return kind(carrier) == OpKind::kConvert; });
+    llvm::copy_if(user->getResult(0).getUsers(), std::back_inserter(carriers), [&](mlir::Operation* carrier) {
+      const auto of = masked_by(carrier);
+      return kind(carrier) == OpKind::kConvert || (of && carrier->getOperand(*of) == user->getResult(0));
+    });
     for (mlir::Operation* carrier : carriers) {
       weigh_gradient_of_probabilities(user, carrier, of_gradient, row, weigh, found);
-      if (kind(row.op) == OpKind::kMultiply) {
+      // The output sums masked probabilities.
+      const bool has_same_mask = mask == nullptr ? !masked_by(carrier)
+                                                 : masked_by(mask) == masked_by(carrier) &&
+                                                       SameValues()(mask->getOperand(0), carrier->getOperand(0));
+      if (kind(row.op) == OpKind::kMultiply && has_same_mask) {
         sum_over_depth(found.product, side, row.op->getOperand(row.of), user, of_gradient, carrier, found);
       }
     }
   }
+}
+
+// Whether weights may be moved behind a mask of probabilities. A row of which the mask keeps nothing is 0 in the
+// module, also if its own weight is infinite, such as 1 / (number of keys).
+bool may_move_behind_mask(const RowWeights& row) {
+  return kind(row.op) == OpKind::kSelect || llvm::all_of(row.weights.dims, [](int64_t dim) { return dim < 0; });
+}
+
+// `weighted` may be masked by a select, and then rounded.
+std::optional<Rearrangement> move_weights_to_output(mlir::Operation* product, unsigned side, mlir::Operation* weighted,
+                                                    mlir::Operation* mask, mlir::Operation* rounds) {
+  for (unsigned of = 0; of < 3; ++of) {
+    const auto row = row_weights(weighted, of);
+    const auto weights =
+        row ? moved(row->weights, [&](int64_t d) { return in_result(product, side, d); }) : std::nullopt;
+    // Weights that depend on the scores are part of the softmax, such as 1 / sum, or a guard of it.
+    if (!weights || !may_be_weighted(product->getResult(0)) || !may_be_weighted(weighted->getResult(0)) ||
+        weighted->getBlock() != product->getBlock() || may_be_of_scores(weights->source, weighted->getOperand(of)) ||
+        (mask != nullptr && !may_move_behind_mask(*row))) {
+      continue;
+    }
+    Rearrangement found;
+    Builder builder(product, found.added);
+    mlir::Value operands[2];
+    operands[side] = weighted->getOperand(of);
+    for (mlir::Operation* const next : {mask, rounds}) {
+      operands[side] = next ? like(builder, next, operands[side]) : operands[side];
+    }
+    operands[1 - side] = product->getOperand(1 - side);
+    const mlir::Value unweighted = builder.like(product, operands, product->getResult(0).getType());
+    found.product = unweighted.getDefiningOp();
+    Weigher weigh(found);
+    replace(found, product->getResult(0), weigh(product, unweighted, *row, *weights));
+    weigh_output_gradient(
+        product, side, *row,
+        {{weighted->getResult(0), weighted->getOperand(of)}, {product->getOperand(side), operands[side]}}, mask, weigh,
+        found);
+    return found;
+  }
+  return std::nullopt;
 }
 
 }  // namespace
@@ -357,33 +420,16 @@ std::optional<Rearrangement> move_weights_to_output(mlir::Operation* product) {
     return std::nullopt;
   }
   for (unsigned side = 0; side < 2; ++side) {
-    const auto [weighted, rounds] = factor_at(product, side);
-    for (unsigned of = 0; of < 3; ++of) {
-      const auto row = row_weights(weighted, of);
-      const auto weights =
-          row ? moved(row->weights, [&](int64_t d) { return in_result(product, side, d); }) : std::nullopt;
-      // Weights that depend on the scores are part of the softmax, such as 1 / sum, or a guard of it.
-      if (!weights || !may_be_weighted(product->getResult(0)) || !may_be_weighted(weighted->getResult(0)) ||
-          weighted->getBlock() != product->getBlock() || may_be_of_scores(weights->source, weighted->getOperand(of))) {
-        continue;
-      }
-      Rearrangement found;
-      Builder builder(product, found.added);
-      mlir::Value operands[2];
-      operands[side] = weighted->getOperand(of);
-      if (rounds) {
-        operands[side] = builder.like(rounds, operands[side], rounds->getResult(0).getType());
-      }
-      operands[1 - side] = product->getOperand(1 - side);
-      const mlir::Value unweighted = builder.like(product, operands, product->getResult(0).getType());
-      found.product = unweighted.getDefiningOp();
-      Weigher weigh(found);
-      replace(found, product->getResult(0), weigh(product, unweighted, *row, *weights));
-      weigh_output_gradient(
-          product, side, *row,
-          {{weighted->getResult(0), weighted->getOperand(of)}, {product->getOperand(side), operands[side]}}, weigh,
-          found);
+    const auto [last, rounds] = factor_at(product, side);
+    if (auto found = move_weights_to_output(product, side, last, nullptr, rounds)) {
       return found;
+    }
+    const auto masked = masked_by(last);
+    mlir::Operation* const weighted = masked ? last->getOperand(*masked).getDefiningOp() : nullptr;
+    if (weighted != nullptr && weighted->getBlock() == product->getBlock()) {
+      if (auto found = move_weights_to_output(product, side, weighted, last, rounds)) {
+        return found;
+      }
     }
   }
   return std::nullopt;
