@@ -328,6 +328,23 @@ def test_exponentials_whose_row_sum_is_another_product():
     assert ["not divided by their sum over the keys" in each for each in reasons(column_of_ones, *QKV)] == [True]
 
 
+def test_rotary_frequencies_are_no_candidates():
+    def rotate(x):
+        angles = jnp.arange(8)[:, None] / 1e4 ** (jnp.arange(4) / 4)
+        first, second = jnp.split(x, 2, axis=-1)
+        return jnp.concatenate(
+            [first * jnp.cos(angles) - second * jnp.sin(angles), second * jnp.cos(angles) + first * jnp.sin(angles)], -1
+        )
+
+    def loss(scale, w, x):
+        q, k = (rotate(scale[i] * (x @ w[i])) for i in range(2))
+        return jnp.sin(jax.nn.softmax(q @ k.T) @ (x @ w[2])).sum()
+
+    given = jnp.ones((2, 8)), jnp.ones((3, 16, 8)), jnp.ones((8, 16))
+    text = jax.jit(jax.value_and_grad(loss, argnums=(0, 1))).lower(*given).as_text()
+    assert [found.fused for found in flashlift.stablehlo.fuse(text, gradients=True).candidates] == [True]
+
+
 def test_activations_between_products_are_no_candidates():
     for activation in (jax.nn.gelu, jax.nn.sigmoid, jax.nn.silu, jax.nn.softplus, jax.nn.elu, jnp.tanh):
         assert reasons(lambda q, k, v, a=activation: a(q @ k.mT) @ v, *QKV) == []

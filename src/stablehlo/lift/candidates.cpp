@@ -209,8 +209,20 @@ bool weighs(mlir::Operation* exponential) {
          });
 }
 
+// Whether the exponent is computed from constants and positions alone, as that of rotary frequencies, base^(2i/d).
+bool has_constant_exponent(mlir::Operation* exponential) {
+  constexpr size_t kFarthest = 30;
+  size_t seen = 0;
+  const bool reads_data = any_operation({exponential}, kFarthest + 1, [&](mlir::Operation* op, OperationStack& stack) {
+    push_definitions(op, stack);
+    const auto is_argument = [](mlir::Value operand) { return operand.getDefiningOp() == nullptr; };
+    return ++seen > kFarthest || op->getNumRegions() > 0 || llvm::any_of(op->getOperands(), is_argument);
+  });
+  return !reads_data;
+}
+
 bool is_of_softmax(mlir::Operation* op, Work& work) {
-  return is_exponential(op) && (is_summed(op, work) || subtracts_row(op) || weighs(op));
+  return is_exponential(op) && !has_constant_exponent(op) && (is_summed(op, work) || subtracts_row(op) || weighs(op));
 }
 
 // Whether the sum is over differences of two tensors, each repeated along the other's dimensions: |q - k|, (q - k)².
