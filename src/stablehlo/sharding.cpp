@@ -278,10 +278,10 @@ void Annotations::annotate_new_uses(const Opened& opened, const llvm::DenseSet<m
   if (llvm::none_of(opened.uses, [&](const Use& use) { return is_replaced(use, erased); })) {
     return;
   }
-  llvm::SmallVector<mlir::OpOperand*> uses = opened.operand.new_uses(erased);
+  llvm::SmallVector<mlir::OpOperand*> uses = opened.operand.new_uses(opened.annotation, erased);
   mlir::Value value = uses.empty() ? mlir::Value() : uses.front()->get();
   if (uses.empty() && opened.reshaped) {
-    for (mlir::OpOperand* use : opened.reshaped->new_uses(erased)) {
+    for (mlir::OpOperand* use : opened.reshaped->new_uses(opened.annotation, erased)) {
       mlir::Operation* const reshape = use->getOwner();
       if (kind(reshape) == OpKind::kReshape && reshape->getResult(0).getType() == opened.type) {
         value = reshape->getResult(0);
@@ -312,7 +312,7 @@ Annotations::Original::Original(mlir::Value of)
 }
 
 llvm::SmallVector<mlir::OpOperand*> Annotations::Original::new_uses(
-    const llvm::DenseSet<mlir::Operation*>& erased) const {
+    mlir::Operation* annotation, const llvm::DenseSet<mlir::Operation*>& erased) const {
   llvm::SmallVector<mlir::OpOperand*> uses;
   if (erased.contains(source)) {
     return uses;
@@ -320,6 +320,10 @@ llvm::SmallVector<mlir::OpOperand*> Annotations::Original::new_uses(
   mlir::Value read = value;  // MLIR's handles have non-const members
   for (mlir::OpOperand& use : read.getUses()) {
     mlir::Operation* const user = use.getOwner();
+    mlir::Operation* const there = annotation->getBlock()->findAncestorOpInBlock(*user);
+    if (there != nullptr && there->isBeforeInBlock(annotation)) {
+      continue;
+    }
     if (!users.contains(user) || erased.contains(user)) {  // (a new one may be where an erased one was)
       uses.push_back(&use);
     }

@@ -70,8 +70,10 @@ class Annotations {
     mlir::Operation* source;                 // has it as its result, or as an argument of its region
     llvm::DenseSet<mlir::Operation*> users;  // except those of an annotation
     explicit Original(mlir::Value of);
-    // The uses of it that the rewrite has created.
-    llvm::SmallVector<mlir::OpOperand*> new_uses(const llvm::DenseSet<mlir::Operation*>& erased) const;
+    // The uses of it that the rewrite has created after an annotation. Those before it, such as by another attention,
+    // took no annotated use's place; a barrier may separate them from the annotation.
+    llvm::SmallVector<mlir::OpOperand*> new_uses(mlir::Operation* annotation,
+                                                 const llvm::DenseSet<mlir::Operation*>& erased) const;
   };
   struct Opened {
     mlir::Operation* annotation;   // without its operand

@@ -3,6 +3,7 @@ behind optimization barriers and roundings that change nothing. Either both pass
 are compared with XLA's.
 """
 
+import flashlift.jax
 import flashlift.stablehlo
 import jax
 import jax.numpy as jnp
@@ -176,3 +177,18 @@ def test_barriers_around_many_values_join_none_of_them():
     weights = [(square, square, square, jnp.ones((8, 16)) / 16, jnp.ones((16, 8)) / 16)] * layers
     report = assert_fused(jax.grad(loss), weights, qkv(0.25)[0])
     assert "not looked for" not in report
+
+
+def test_a_bias_on_an_explicit_mesh():
+    """The recomputed bias has an annotation behind the barrier. The forward pass reads the bias before the barrier."""
+
+    def attend(q, k, v, bias):
+        return weigh(jax.nn.softmax(products(q, k) + bias, -1), v)
+
+    mesh = jax.make_mesh((1,), ("x",), axis_types=(jax.sharding.AxisType.Explicit,))
+    step = jax.value_and_grad(lambda *given: jnp.sum(jnp.sin(jax.checkpoint(attend)(*given))), (0, 1, 2, 3))
+    with jax.set_mesh(mesh):
+        operands = [jax.device_put(one, jax.P("x")) for one in qkv()] + [jnp.ones((1, 1, 1, T))]
+        fused_step = flashlift.jax.fuse(step, strict=True)
+        for got, expected in zip(*map(jax.tree.leaves, (fused_step(*operands), step(*operands))), strict=True):
+            assert jnp.allclose(got, expected, atol=1e-4)
