@@ -1,7 +1,10 @@
 """Plain jax.jit of sharded arrays on eight devices: each device runs the kernel on its own part."""
 
+import jax
+import jax.numpy as jnp
 import pytest
 from eight_devices import HEAD, run
+from flashlift.jax import flash_attention
 
 PROGRAM = """
 from flashlift.jax import attention, flash_attention
@@ -424,3 +427,18 @@ def test_exported():
 
 def test_meshes_that_calls_are_given():
     run(BY_MESH)
+
+
+def test_explicit_axes_of_one_device_split_nothing():
+    mesh = jax.make_mesh((1, 1), ("batch", "length"), axis_types=(jax.sharding.AxisType.Explicit,) * 2)
+    q, k, v = jax.random.normal(jax.random.key(0), (3, 2, 8, 2, 8))
+    layer = lambda q, k, v: flash_attention(q, k, v, causal=True)
+    layers = lambda q, k, v: jax.lax.scan(lambda x, _: (layer(x, k, v), None), q, length=2)[0].sum()
+    step = jax.value_and_grad(layers, (0, 1, 2))
+    with jax.set_mesh(mesh):
+        by_length, whole = jax.P("batch", "length"), jax.P()
+        got = step(
+            *(jax.device_put(one, spec) for one, spec in zip((q, k, v), (by_length, whole, by_length), strict=True))
+        )
+    for one, expected in zip(*map(jax.tree.leaves, (got, step(q, k, v))), strict=True):
+        assert jnp.allclose(one, expected, atol=1e-5)

@@ -13,7 +13,7 @@ from flashlift.jax._arguments.values import short
 
 def placed(layout: str, operands: Sequence[jax.Array]) -> Sequence[jax.Array]:
     """The operands of a call, all with types of one mesh if a mesh of explicit axes splits them. Refuses splits with
-    which a call would need what other devices hold.
+    which a call would need what other devices hold. Axes of one device split nothing.
 
     layout: that of query, key and value, the first operands. A dimension that vmap maps over may be split too, which is
     not visible here.
@@ -21,13 +21,19 @@ def placed(layout: str, operands: Sequence[jax.Array]) -> Sequence[jax.Array]:
     mesh = mesh_of_types(operands)
     if mesh is None:
         return operands
+
+    def splits(array: jax.Array) -> dict[str, tuple[str, ...]]:
+        return {
+            letter: tuple(axis for axis in _listed(axes) if mesh.shape[axis] > 1)
+            for letter, axes in zip(layout, _axes(array), strict=True)
+        }
+
     query = operands[0]
-    of_query = dict(zip(layout, _axes(query), strict=True))
+    of_query = splits(query)
     for name, one in zip(("query", "key", "value"), operands, strict=False):
-        own = dict(zip(layout, _axes(one), strict=True))
+        own = splits(one)
         # Devices that hold other query heads may hold the same key-value heads.
-        axes = _listed(own["h"])
-        are_alike = own["b"] == of_query["b"] and axes == _listed(of_query["h"])[: len(axes)]
+        are_alike = own["b"] == of_query["b"] and own["h"] == of_query["h"][: len(own["h"])]
         if own["s"] or own["d"] or not are_alike:
             beside = "" if name == "query" else f" and query is {jax.typeof(query)}"
             raise UnsupportedError(
@@ -43,11 +49,11 @@ def axes_of_batches(layout: str, query: Any) -> Any:
 
 
 def specs_of_results(layout: str, query: Any) -> tuple[PartitionSpec, PartitionSpec]:
-    """Those of the output and of lse: batches and heads are split as the query's are."""
+    """Those of the output and of lse: batches, heads and queries are split as the query's are."""
     axes = dict(zip(layout, _axes(query), strict=True))
     return (
-        PartitionSpec(*(axes[one] if one in "bh" else None for one in layout)),
-        PartitionSpec(axes["b"], axes["h"], None),
+        PartitionSpec(*(axes[one] if one in "bhs" else None for one in layout)),
+        PartitionSpec(axes["b"], axes["h"], axes["s"]),
     )
 
 
