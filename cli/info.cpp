@@ -226,10 +226,9 @@ Outcome print_operations(bool as_json) {
     fmt::print("{}", score::operations_as_json());
     return kSuccess;
   }
-  Table operations({"operation", "operands", "computes"});
+  Table operations({"operation", "types", "computes"});
   for (const Json& row : Json::parse(score::operations_as_json())) {
-    const int operands = row["operands"];
-    operations.add({row["name"], operands < 0 ? "indices" : std::to_string(operands), row["computes"]});
+    operations.add({row["name"], row["types"], row["computes"]});
   }
   fmt::print("{}", operations.text());
   return kSuccess;

@@ -38,9 +38,9 @@ extern "C" {
 int32_t flashlift_api_version(void);
 /* The release, such as "0.1.0". Static. */
 const char* flashlift_version(void);
-/* The operations of score programs, as a JSON array of objects: name, operands (-1: any number), kind, computes,
- * stablehlo (the equivalent operation, or ""), aten (the equivalent torch functions, separated by spaces). The text
- * lives as long as the process. */
+/* The operations of score programs, as a JSON array of objects: name, operands (-1: any number), kind, types (such as
+ * "T, T -> T; T: i32, i64"), computes, stablehlo (the equivalent operation, or ""), aten (the equivalent torch
+ * functions, separated by spaces). The text lives as long as the process. */
 const char* flashlift_operations(void);
 /* The words of a problem's text, as a JSON array of objects: name, group (sizes, masks, scores, options or programs),
  * forms, examples, meaning, without, captures (the tensors that a call must pass). The text lives as long as the

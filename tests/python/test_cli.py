@@ -594,11 +594,15 @@ def test_draw_keeps_the_old_file_when_it_cannot_write(flashlift, tmp_path):
 def test_info_lists_the_operations_of_programs(flashlift):
     rows = {row["name"]: row for row in json.loads(flashlift("info", "--ops", "--json").stdout)}
     assert rows["erf"] == {
-        "name": "erf", "operands": 1, "kind": "function", "computes": "error function", "stablehlo": "chlo.erf",
-        "aten": "erf special_erf",
+        "name": "erf", "operands": 1, "kind": "function", "types": "f32 -> f32", "computes": "error function",
+        "stablehlo": "chlo.erf", "aten": "erf special_erf",
     }  # fmt: skip
     assert rows["load"]["operands"] == -1
-    assert "error function" in flashlift("info", "--ops").stdout
+    assert rows["floor_div"]["types"] == "T, T -> T; T: i32, i64"
+    assert rows["select"]["types"] == "i1, T, T -> T; T: i1, i32, i64, f32"
+    assert rows["search"]["types"] == "T -> i32; T: i32, i64"
+    text = flashlift("info", "--ops").stdout
+    assert "error function" in text and "T, T -> T; T: i32, i64" in text
 
 
 def test_info_lists_the_words_of_problems(flashlift):
