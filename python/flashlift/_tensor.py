@@ -27,11 +27,12 @@ _TYPES = {
     "float32": (2, 32),
     "float64": (2, 64),
 }
+_NAMES = {code: name for name, code in _TYPES.items()}
 
 
 def numpy_type(dtype: DLDataType) -> np.dtype:
     """The numpy type of a DLPack element type."""
-    name = next(name for name, code in _TYPES.items() if code == (dtype.code, dtype.bits))
+    name = _NAMES[dtype.code, dtype.bits]
     if name == "bfloat16":
         import ml_dtypes  # numpy has no bfloat16 of its own
 
