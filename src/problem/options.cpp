@@ -51,11 +51,14 @@ constexpr Option kOptions[] = {
      .value_in =
          [](const Problem& p) { return p.empty_rows == EmptyRows::kZero ? Text() : Text(to_string(p.empty_rows)); }},
     {.word = {.name = "lse",
-              .doc = "also return the logarithm of each row's sum of exponentials: f32 [batch, q_heads, q_len]"},
+              .doc =
+                  "also return the logarithm of each row's sum of exponentials, sinks included: f32 [batch, q_heads, "
+                  "q_len]; without keys and sinks -inf, or NaN with `empty_rows=nan`"},
      .set = [](Problem& p, const Given&) { p.want_lse = true; },
      .value_in = [](const Problem& p) { return flag(p.want_lse); }},
     {.word = {.name = "row_max",
-              .doc = "also return each row's largest score, without sinks: f32 [batch, q_heads, q_len]"},
+              .doc = "also return each row's largest score, without sinks: f32 [batch, q_heads, q_len]; -inf without "
+                     "keys"},
      .set = [](Problem& p, const Given&) { p.want_row_max = true; },
      .value_in = [](const Problem& p) { return flag(p.want_row_max); }},
     {.word =
