@@ -1,7 +1,6 @@
 // flashlift compile: compiles GPU kernels into the cache on disk before they are needed, on any machine.
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <charconv>
 #include <memory>
 #include <set>

@@ -7,7 +7,6 @@
 
 #include "problem/bound_problem.h"
 #include "score/interpret.h"
-#include "support/error.h"
 #include "visits/visits.h"
 
 #ifdef FLASHLIFT_HAS_CPU

@@ -6,7 +6,6 @@
 #include "cpu/backward_call.h"
 #include "cpu/backward_products.h"
 #include "cpu/dropout.h"
-#include "cpu/forward_tile.h"
 #include "cpu/prefetch_queue.h"
 #include "cpu/trim.h"
 #include "cpu/views.h"

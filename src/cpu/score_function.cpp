@@ -1,7 +1,6 @@
 #include "cpu/score_function.h"
 
 #include "cpu/interpreter/interpreter.h"
-#include "support/error.h"
 #ifdef FLASHLIFT_HAS_JIT
 #include <optional>
 

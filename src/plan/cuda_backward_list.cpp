@@ -1,7 +1,6 @@
 #include <limits>
 
 #include "plan/cuda_lists.h"
-#include "support/error.h"
 
 namespace flashlift::plan {
 namespace {

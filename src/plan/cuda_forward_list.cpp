@@ -1,7 +1,8 @@
+#include <fmt/format.h>
+
 #include <limits>
 
 #include "plan/cuda_lists.h"
-#include "support/error.h"
 
 namespace flashlift::plan {
 namespace {

@@ -11,7 +11,6 @@
 #include <vector>
 
 #include "support/environment.h"
-#include "support/error.h"
 #include "support/fork_guard.h"
 #include "support/lazy.h"
 #include "support/log.h"

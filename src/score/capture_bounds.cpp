@@ -6,7 +6,6 @@
 #include <cmath>
 #include <type_traits>
 
-#include "score/interpret.h"
 #include "score/interval_real.h"
 #include "support/half.h"
 

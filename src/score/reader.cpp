@@ -3,7 +3,6 @@
 #include <string>
 #include <unordered_map>
 
-#include "flashlift/builder.h"
 #include "score/lexer.h"
 #include "score/sizes.h"
 #include "score/verify.h"

@@ -2,7 +2,6 @@
 // of a tile.
 #include <llvm/IR/IRBuilder.h>
 
-#include <algorithm>
 #include <cstddef>
 
 #include "cpu/jit/emitter.h"
