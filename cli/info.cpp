@@ -65,12 +65,17 @@ void add_cpu(Json& devices) {
     return isa ? Json(cpu::to_string(*isa)) : Json(nullptr);
   };
   const Result<plan::CpuMachine> machine = plan::this_cpu();
+  const Status environment = check_environment();  // compiling fails with its error
+  Json problem = nullptr;
+  if (!machine.ok() || !environment.ok()) {
+    problem = machine.ok() ? environment.error().message : machine.error().message;
+  }
   devices.push_back({{"device", "cpu"},
                      {"name", processor_name()},
                      {"threads", runtime::default_executor().concurrency()},
                      {"instruction_set", best({.has = cpu::detect_capabilities(), .first = std::nullopt})},
                      {"used", machine.ok() ? best(*machine) : Json(nullptr)},
-                     {"problem", machine.ok() ? Json(nullptr) : Json(machine.error().message)}});
+                     {"problem", problem}});
 }
 #endif
 
@@ -159,7 +164,8 @@ constexpr const char* kNextLine = "\n           ";
 std::string describe_for_people(const Json& device) {
   std::string text = device["name"].is_null() ? "" : device["name"].get<std::string>() + ", ";
   if (device.contains("threads")) {
-    text += fmt::format("{} threads, ", device["threads"].get<int>());
+    const int threads = device["threads"];
+    text += fmt::format("{} thread{}, ", threads, threads == 1 ? "" : "s");
   } else if (!device["name"].is_null()) {
     text +=
         fmt::format("compute capability {}, {}, driver for CUDA {}, ", device["compute_capability"].get<std::string>(),

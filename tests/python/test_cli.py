@@ -190,6 +190,9 @@ def test_info_says_what_a_gpu_lacks(flashlift, tmp_path):
 def test_info_says_what_a_wrong_variable_does(flashlift):
     done = flashlift("info", env={**os.environ, "FLASHLIFT_ISA": "sse"})
     assert done.returncode == 0 and "not usable" in done.stdout and "FLASHLIFT_ISA" in done.stdout
+    done = flashlift("info", env={**os.environ, "FLASHLIFT_THREADS": "two"})
+    assert done.returncode == 0 and "not usable: FLASHLIFT_THREADS is 'two'" in done.stdout
+    assert ", 1 thread, " in flashlift("info", env={**os.environ, "FLASHLIFT_THREADS": "1"}).stdout
 
 
 def test_info_names_variables_that_nothing_reads(flashlift):
