@@ -77,7 +77,7 @@ Status check_memory(const Problem& problem) {
 }
 
 // LLVM recurses from an operation to its operands, with several calls for each node of a long program. A program with
-// few nodes fits any stack; a larger one is compiled on a stack of its own.
+// few nodes fits a stack of 128 KiB; a larger one is compiled on a stack of its own.
 template <typename Compile>
 auto with_stack(const Problem& problem, const Compile& compile) -> decltype(compile()) {
   constexpr size_t kFewNodes = 128;
