@@ -33,6 +33,38 @@ def test_compile(name):
     torch.testing.assert_close(compiled(q, k, v), model(q, k, v), atol=1e-5, rtol=1e-5)
 
 
+def test_compile_of_a_score_that_changes_in_place():
+    q, k, v = (one.requires_grad_() for one in tensors())
+
+    def score_mod(score, b, h, q_idx, kv_idx):
+        q_idx += 3
+        score *= 0.5
+        score += (q_idx - kv_idx) * 0.1
+        return score
+
+    def mask_mod(b, h, q_idx, kv_idx):
+        keep = q_idx >= kv_idx
+        keep |= kv_idx < 3
+        return keep
+
+    def model(q, k, v):
+        return flex_attention(q, k, v, score_mod, mask_mod=mask_mod)
+
+    want = flex_attention(
+        q,
+        k,
+        v,
+        lambda s, b, h, i, j: s * 0.5 + (i + 3 - j) * 0.1,
+        mask_mod=lambda b, h, i, j: (i >= j) | (j < 3),
+    )
+    gradients = [torch.autograd.grad(want.sin().sum(), (q, k, v))]
+    for call in (model, torch.compile(model, fullgraph=True, backend="aot_eager")):
+        out = call(q, k, v)
+        torch.testing.assert_close(out, want, atol=1e-5, rtol=1e-5)
+        gradients.append(torch.autograd.grad(out.sin().sum(), (q, k, v)))
+        torch.testing.assert_close(gradients[-1], gradients[0], atol=1e-5, rtol=1e-5)
+
+
 @torch.no_grad()
 def test_compile_with_inductor_and_a_block_mask():
     q, k, v = tensors()

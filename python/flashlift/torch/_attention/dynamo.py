@@ -203,7 +203,8 @@ def flex_attention_in_graph(
     }
     tensors = query if sinks is None else sinks, query if seed is None else seed
     block_mask = (*tensors, _keep_all if mask_mod is None else mask_mod)
-    score_mod = _same_score if score_mod is None else score_mod  # not `or`: torch 2.9 cannot convert a method to bool
+    # Not `or`: torch 2.9 cannot convert a method to bool.
+    score_mod = _same_score if score_mod is None else _of_copy(score_mod)
     return flex_attention_hop(query, key, value, score_mod, block_mask, 0.0 if scale is None else scale, options)
 
 
@@ -211,6 +212,18 @@ def _same_score(
     score: torch.Tensor, b: torch.Tensor, h: torch.Tensor, q: torch.Tensor, kv: torch.Tensor
 ) -> torch.Tensor:
     return score
+
+
+def _of_copy(score_mod: Any) -> Any:
+    """The score_mod, called with a copy of the score, which it may change in place: Dynamo's score is a leaf of
+    autograd's graph, where PyTorch refuses that."""
+
+    def of_copy(
+        score: torch.Tensor, b: torch.Tensor, h: torch.Tensor, q: torch.Tensor, kv: torch.Tensor
+    ) -> torch.Tensor:
+        return score_mod(score.clone(), b, h, q, kv)
+
+    return of_copy
 
 
 def _keep_all(b: torch.Tensor, h: torch.Tensor, q: torch.Tensor, kv: torch.Tensor) -> torch.Tensor:
