@@ -314,7 +314,7 @@ def has_none(score, b, h, q, kv):
         (branches, "torch.where"),
         (calls_math, "torch.exp in place of math.exp"),
         (reads_a_number, "read the number outside of the mod"),
-        (sorts, r"aten\.sort"),
+        (sorts, r"aten\.sort.*call it outside of the mod, or .* before the mod's arguments index it"),
         (draws, "random"),
         (drops, "dropout_p"),
         (reads_traced, r"Tensor\.numpy reads the content"),
@@ -325,7 +325,7 @@ def has_none(score, b, h, q, kv):
         (looks_up_a_default, r"by its hash, but a mod's arguments are traced scalars.*index a tensor"),
         (asks_a_set, r"\(h == 0\) \| \(h == 2\)"),
         (is_cached, "functools.lru_cache looks a value up by its hash"),
-        (has_none, r"aten\.lgamma\.default has no counterpart"),
+        (has_none, r"aten\.lgamma\.default has no counterpart.*use other operations"),
     ],
 )
 def test_mods_that_cannot_be_compiled(mod, words):

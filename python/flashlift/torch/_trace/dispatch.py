@@ -60,7 +60,7 @@ class Dispatch(TorchDispatchMode):
         if result is NotImplemented and torch.Tag.nondeterministic_seeded in func.tags:
             raise _random_numbers(func)
         if result is NotImplemented:
-            raise TraceError(f"{func} has no counterpart in score programs{where()}")
+            raise _no_counterpart(func, [one for one in tensors if recording.is_traced(one)])
         if _makes_like(func):
             self._new = result
         if not torch.is_grad_enabled() and not func._schema.is_mutable:
@@ -185,6 +185,17 @@ class Dispatch(TorchDispatchMode):
 
         self._recording.add_to_prelude(change, args, kwargs, target, False)
         return target
+
+
+def _no_counterpart(func: Any, traced: list[torch.Tensor]) -> TraceError:
+    if any(one.dim() for one in traced):
+        advice = (
+            "call it outside of the mod, or on the captured tensor before the mod's arguments index it: "
+            "table.sort(-1).values[h, i] in place of table[h].sort().values[i]"
+        )
+    else:
+        advice = "use other operations, or a captured table of its values"
+    return TraceError(f"{func} has no counterpart in score programs{where()}; {advice}")
 
 
 def _random_numbers(func: Any) -> TraceError:
