@@ -230,6 +230,23 @@ def test_a_model_that_asks_for_other_attention(name):
         huggingface.attention_forward(torch.nn.Linear(1, 1), q, q, q, None, **{name: torch.zeros(1)})
 
 
+@torch.no_grad()
+def test_cross_attention_without_a_mask():
+    """Its module does not say whether it is causal."""
+    huggingface.register()
+    config = transformers.models.mllama.configuration_mllama.MllamaTextConfig(
+        **{name: size for name, size in SIZES.items() if name != "head_dim"}, cross_attention_layers=[1], pad_token_id=0
+    )
+    results = []
+    for implementation in ("lifted", "eager"):
+        torch.manual_seed(0)
+        made = transformers.MllamaForCausalLM._from_config(config, attn_implementation=implementation).eval()
+        torch.nn.init.ones_(made.model.layers[1].cross_attn_attn_gate)
+        states = torch.randn(3, 5, 32, generator=torch.Generator().manual_seed(1))
+        results.append(made(input_ids=some_tokens(), cross_attention_states=states).logits)
+    torch.testing.assert_close(*results, atol=1e-4, rtol=1e-4)
+
+
 def test_a_model_that_leaves_out_masks():
     if not hasattr(transformers, "DogeConfig"):
         pytest.skip("this version of transformers has no Doge")

@@ -221,7 +221,8 @@ def attention_forward(
         else:
             added.append(full)
     elif attention_mask is None:
-        causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+        # Some modules for cross-attention do not say that they are not causal.
+        causal = getattr(module, "is_causal", False) if is_causal is None else is_causal
         if causal and query.shape[2] > 1:
 
             def mask_mod(b: torch.Tensor, h: torch.Tensor, q: torch.Tensor, kv: torch.Tensor) -> torch.Tensor:
