@@ -66,6 +66,20 @@ def test_compile_of_a_score_that_changes_in_place():
 
 
 @torch.no_grad()
+def test_compile_of_the_inverse_of_a_captured_matrix():
+    q, k, v = tensors()
+    matrix = torch.eye(4) + 0.1 * torch.randn(4, 4, generator=torch.Generator().manual_seed(1))
+
+    def model(q, k, v):
+        return flex_attention(q, k, v, lambda s, b, h, i, j: s + torch.linalg.inv(matrix)[h, j % 4])
+
+    table = matrix.inverse()
+    want = flex_attention(q, k, v, lambda s, b, h, i, j: s + table[h, j % 4])
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(q, k, v), want, atol=1e-5, rtol=1e-5)
+
+
+@torch.no_grad()
 def test_compile_with_inductor_and_a_block_mask():
     q, k, v = tensors()
     sinks = torch.zeros(4)

@@ -87,6 +87,9 @@ def _trace_graph(graph: Any, kind: str, captured: list, factor: Any = None) -> t
         mod, captured = _of_product(mod), [*captured, factor]
     try:
         found, leaves = _trace_captures(mod, kind, captured, floats, 0)
+    except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
+        # The mod inverts a captured matrix.
+        found, leaves = _trace_captures(mod, kind, captured, floats, None)
     except RuntimeError as error:
         if "ZeroDivisionError" not in str(error):
             raise
@@ -98,8 +101,8 @@ def _trace_graph(graph: Any, kind: str, captured: list, factor: Any = None) -> t
     return found, leaves
 
 
-def _trace_captures(mod: Any, kind: str, captured: list, floats: Any, content: int) -> tuple[Trace, Leaves]:
-    """content: that of the tensors in place of the captured ones."""
+def _trace_captures(mod: Any, kind: str, captured: list, floats: Any, content: int | None) -> tuple[Trace, Leaves]:
+    """content: that of the tensors in place of the captured ones; None for identity matrices."""
     is_tensor = [isinstance(one, torch.Tensor) for one in captured]
     tensors, numbers = _divided(captured, is_tensor)
     stand_ins = [
@@ -169,12 +172,15 @@ def _number(symbol: Any) -> torch.Tensor:
         return as_tensor(number)
 
 
-def _stand_in(tensor: torch.Tensor, content: int) -> torch.Tensor:
+def _stand_in(tensor: torch.Tensor, content: int | None) -> torch.Tensor:
     """A tensor of this shape with any content: that of captured tensors is unknown while a graph is compiled. Sizes
     that may change are those of the first call."""
     sizes = [hint_of(size) for size in tensor.shape]
     with disable_modes():  # a plain tensor, not a fake one
-        made = torch.full((), content, dtype=tensor.dtype, device="cpu").expand(sizes)
+        if content is None and tensor.dim() > 1:
+            made = torch.eye(*sizes[-2:], dtype=tensor.dtype, device="cpu").expand(sizes)
+        else:
+            made = torch.full((), content or 0, dtype=tensor.dtype, device="cpu").expand(sizes)
         # Whether the captured tensor needs a gradient may differ from call to call.
         return made.requires_grad_() if made.is_floating_point() else made
 
