@@ -133,12 +133,17 @@ def test_serialized_for_another_process(tmp_path, function):
 def test_platforms():
     """Both platforms that have handlers, and no other."""
     given = [normal(2, 16, heads, 8) for heads in (4, 2, 2)]
+    alike = [normal(2, 16, 4, 8) for _ in range(3)]
 
-    def exported(*platforms):
+    def exported(*platforms, function=attend, given=given):
         checks = flashlift.jax.export_checks()
-        return export.export(attend, platforms=platforms, disabled_checks=checks)(*given)
+        return export.export(jax.jit(function), platforms=platforms, disabled_checks=checks)(*given)
 
     np.testing.assert_allclose(exported("cpu", "cuda").call(*given), attend(*given), atol=1e-6)
+    fused = exported("cpu", "cuda", function=flashlift.jax.fuse(plain), given=alike)
+    np.testing.assert_allclose(fused.call(*alike), plain(*alike), atol=1e-5)
+    gradient = jax.grad(lambda *given: jnp.sin(fused.call(*given)).sum())(*alike)
+    np.testing.assert_allclose(gradient, jax.grad(lambda *given: jnp.sin(plain(*given)).sum())(*alike), atol=1e-5)
     with pytest.raises(
         flashlift.UnsupportedError, match="compiled for tpu, and Flashlift's handlers are for cpu and cuda"
     ):

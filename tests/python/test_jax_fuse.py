@@ -528,12 +528,21 @@ def test_errors_of_the_function_are_its_own():
 
 
 def test_another_platform():
+    """A function is fused again for a platform other than JAX's default one."""
     shape = jax.ShapeDtypeStruct((1, 4, 2, 8), "float32")
     fused = flashlift.jax.fuse(lambda q: jax.nn.dot_product_attention(q, q, q))
-    with pytest.raises(
-        flashlift.UnsupportedError, match="was fused for cpu and is compiled for cuda; expected arrays on"
-    ):
-        jax.jit(fused).trace(shape).lower(lowering_platforms=("cuda",))
+
+    def calls(function, *platforms):
+        lowered = jax.jit(function).trace(shape).lower(lowering_platforms=platforms)
+        return lowered.as_text().count("@flashlift.attention(")
+
+    assert calls(fused, "cuda") == 1
+    assert calls(jax.grad(lambda q: fused(q).sum()), "cpu", "cuda") == 2
+    with pytest.raises(flashlift.UnsupportedError, match="compiled for tpu, and Flashlift's handlers are for cpu"):
+        calls(fused, "cpu", "tpu")
+    traced = jax.jit(flashlift.jax.fuse(lambda q: jax.nn.dot_product_attention(q, q, q))).trace(shape)
+    with jax.enable_x64(True), pytest.raises(flashlift.UnsupportedError, match="within another mesh or other settings"):
+        traced.lower(lowering_platforms=("cuda",))
 
 
 def test_analyze_runs_nothing():

@@ -37,15 +37,18 @@ from flashlift.jax._register import register
 from flashlift.jax._tangent import Tangent
 from flashlift.jax._varying import vary_together
 
+
+def _settings() -> Any:
+    """What determines the result of a trace besides its arguments, as far as it has public names."""
+    config: Any = jax.config
+    return jax.sharding.get_abstract_mesh(), config.jax_enable_x64, config.jax_default_matmul_precision
+
+
 try:
     # Mesh, named axes and settings: the part of jax.jit's key that is not about arguments. It has no public name.
     from jax._src.config import trace_context as _trace_context
 except ImportError:
-
-    def _trace_context() -> Any:
-        config: Any = jax.config
-        return jax.sharding.get_abstract_mesh(), config.jax_enable_x64, config.jax_default_matmul_precision
-
+    _trace_context = _settings
 
 # Reports should show locations in the user's code, not in this file.
 source_info_util.register_exclusion(__file__)
@@ -306,14 +309,19 @@ def _export_and_fuse(flat: Callable, shapes: list[jax.ShapeDtypeStruct], strict:
         constants, with_constants = with_large_constants(flat.__name__, of_function.jaxpr)
         whole_function = jax.jit(with_constants) if constants else jitted
         shapes = [*map(_shape_of, constants), *shapes]
-        exported = export.export(whole_function, disabled_checks=export_checks())(*shapes)
         traced = whole_function.trace(*shapes).jaxpr
+
+        def fuse_for(platform: str) -> tuple[export.Exported, stablehlo.FuseResult]:
+            checks = export_checks()
+            exported = export.export(whole_function, platforms=[platform], disabled_checks=checks)(*shapes)
+            # Calls are fused as for one device. FusedModule then lets XLA split them.
+            whole = re.sub(r"mhlo.num_partitions = \d+", "mhlo.num_partitions = 1", exported.mlir_module(), count=1)
+            return exported, stablehlo.fuse(whole, name=flat.__name__, gradients=True)
+
+        exported, fused = fuse_for(platform)
         if exported.ordered_effects:
             raise UnsupportedError("the function has ordered effects; take what has them out of it")
         original = exported.mlir_module()
-        # Calls are fused as for one device. FusedModule then lets XLA split them.
-        whole = re.sub(r"mhlo.num_partitions = \d+", "mhlo.num_partitions = 1", original, count=1)
-        fused = stablehlo.fuse(whole, name=flat.__name__, gradients=True)
         # Within shard_map, the devices are known, and no array may have a sharding of the whole mesh.
         is_manual = AxisType.Manual in _axis_types()
         mesh = _mesh_of(traced) if exported.nr_devices > 1 and not is_manual else None
@@ -338,9 +346,22 @@ def _export_and_fuse(flat: Callable, shapes: list[jax.ShapeDtypeStruct], strict:
     register()
     assert isinstance(fused.module, str), "text gives text"
     out_tree = jax.tree.structure(of_function.out_info)
-    module = FusedModule(
-        flat.__name__, fused.module, platform, tuple(traced.out_avals), tuple(exported.module_kept_var_idx)
-    )
+
+    settings = _settings()
+
+    def text_for(other: str) -> tuple[str, Sequence[int]]:
+        exported_for, fused_for = exported, fused
+        if other != platform:
+            if _settings() != settings:
+                raise UnsupportedError(
+                    f"{flat.__name__} was fused for {platform} and is compiled for {other}, within another mesh or "
+                    f"other settings of JAX; expected arrays on {platform}, JAX's default platform"
+                )
+            exported_for, fused_for = fuse_for(other)
+        assert isinstance(fused_for.module, str), "text gives text"
+        return fused_for.module, exported_for.module_kept_var_idx
+
+    module = FusedModule(flat.__name__, functools.cache(text_for), tuple(traced.out_avals))
 
     def run(*leaves: Any) -> Any:
         leaves = (*constants, *leaves)

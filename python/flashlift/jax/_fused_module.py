@@ -1,7 +1,7 @@
 """A fused module as an operation of JAX, whose calls XLA splits over devices as it does those of flash_attention."""
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,10 +24,8 @@ _DTYPES = "float32 bfloat16 float16 bool int8 int16 int32 int64 uint8 uint16 uin
 @dataclass(frozen=True, eq=False)
 class FusedModule:
     name: str
-    text: str
-    platform: str  # as named by JAX
+    text_for: Callable[[str], tuple[str, Sequence[int]]]  # for a platform, with the arguments that it uses
     results: tuple[jax.core.ShapedArray, ...]
-    kept: tuple[int, ...]  # the arguments that it uses
 
     def __call__(self, *arguments: Any) -> list[Any]:
         return fused_module_p.bind(*arguments, module=self)
@@ -58,17 +56,17 @@ def _results(*arguments: Any, module: FusedModule) -> list[Any]:
     return results
 
 
-def _lower(context: Any, *arguments: Any, module: FusedModule) -> Sequence[Any]:
-    platforms = tuple(context.platforms or context.module_context.platforms)
-    if platforms != (module.platform,):
-        raise UnsupportedError(
-            f"{module.name} was fused for {module.platform} and is compiled for {', '.join(platforms)}; expected "
-            f"arrays on {module.platform}, JAX's default platform"
-        )
+def _refuse(context: Any, *arguments: Any, module: FusedModule) -> Sequence[Any]:
+    platforms = ", ".join(context.platforms or context.module_context.platforms)
+    raise UnsupportedError(f"{module.name} is compiled for {platforms}, and Flashlift's handlers are for cpu and cuda")
+
+
+def _lower(context: Any, *arguments: Any, module: FusedModule, platform: str) -> Sequence[Any]:
+    text, kept = module.text_for(platform)
     into = context.module_context.module
     present = {_name(op) for op in into.body.operations}
     with into.context:
-        taken = mlir.ir.Module.parse(module.text)
+        taken = mlir.ir.Module.parse(text)
     name = f"fused_{module.name}"
     main = mlir.merge_mlir_modules(into, name, taken, dst_symtab=context.module_context.symbol_table)
     for op in into.body.operations if is_split(context) else ():
@@ -76,7 +74,7 @@ def _lower(context: Any, *arguments: Any, module: FusedModule) -> Sequence[Any]:
             for call in list(_calls(op)):
                 _split(context, call)
     function = context.module_context.symbol_table[main]
-    operands = [arguments[i] for i in module.kept]
+    operands = [arguments[i] for i in kept]
     return mlir.ir.Operation.create(
         "func.call",
         results=list(function.type.results),
@@ -146,6 +144,9 @@ def _dtypes() -> dict[str, np.dtype]:
     return {str(mlir.dtype_to_ir_type(one)): one for one in dtypes}
 
 
-mlir.register_lowering(fused_module_p, _lower)
+# By platform, so that JAX chooses between modules if it compiles for several platforms.
+for _platform in ("cpu", "cuda"):
+    mlir.register_lowering(fused_module_p, functools.partial(_lower, platform=_platform), platform=_platform)
+mlir.register_lowering(fused_module_p, _refuse)
 
 needs_devices(fused_module_p)
