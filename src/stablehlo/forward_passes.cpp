@@ -7,6 +7,7 @@
 #include "mlir/IR/Builders.h"
 #include "mlir/IR/IRMapping.h"
 #include "stablehlo/lift/candidates.h"
+#include "stablehlo/lift/walk.h"
 #include "stablehlo/loop_carries.h"
 #include "stablehlo/loop_residuals.h"
 #include "stablehlo/manual_computations.h"
@@ -23,14 +24,28 @@ bool is_constant(mlir::Value value) {
   return slice.add(value) && slice.arguments.empty();
 }
 
+// Whether a value is one of attention's scores, probabilities or row statistics, or computed from them: the slope of a
+// score function is, too.
+bool is_of_scores(mlir::Value value) {
+  constexpr size_t kFarthest = 500;
+  return is_near_softmax(value) ||
+         any_operation({value.getDefiningOp()}, kFarthest, [](mlir::Operation* op, OperationStack& stack) {
+           if (is_dot(op)) {
+             return is_near_softmax(op->getResult(0));
+           }
+           push_definitions(op, stack);
+           return false;
+         });
+}
+
 // Whether a value is the result of a manual computation.
 bool is_computed(mlir::Value value) {
   mlir::Operation* op = value.getDefiningOp();
   return op != nullptr && kind(op) == OpKind::kSdyManualComputation;
 }
 
-// Computes what the backward pass gets from the forward pass again, if it is near a softmax. Returns the backward pass,
-// or null if there is nothing.
+// Computes what the backward pass gets from the forward pass again, if it comes from scores near a softmax. Returns the
+// backward pass, or null if there is nothing.
 mlir::Operation* repeat(const Computation& forward, const Computation& backward, int64_t number_of_backward) {
   mlir::IRMapping known;  // from values of the forward pass to those of the backward pass
   std::vector<std::pair<unsigned, mlir::Value>> repeated;
@@ -42,7 +57,7 @@ mlir::Operation* repeat(const Computation& forward, const Computation& backward,
       if (forward.out[number] != backward.in[i]) {
         continue;
       }
-      if (is_near_softmax(value) || is_constant(value)) {
+      if (is_of_scores(value) || is_constant(value)) {
         repeated.emplace_back(static_cast<unsigned>(i), value);
       } else {
         known.map(value, argument);
