@@ -65,16 +65,26 @@ def test_compile_of_a_score_that_changes_in_place():
         torch.testing.assert_close(gradients[-1], gradients[0], atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize(
+    "table",
+    [
+        torch.linalg.inv,
+        lambda matrix: torch.linalg.inv(matrix - 2 * matrix.mT),
+        lambda matrix: torch.linalg.inv(matrix) / (6 // matrix[0].long().sum()),
+        lambda matrix: torch.linalg.cholesky(matrix @ matrix.mT),
+    ],
+    ids=["inverse", "inverse of a difference", "division", "cholesky"],
+)
 @torch.no_grad()
-def test_compile_of_the_inverse_of_a_captured_matrix():
+def test_compile_of_functions_of_a_captured_matrix(table):
     q, k, v = tensors()
-    matrix = torch.eye(4) + 0.1 * torch.randn(4, 4, generator=torch.Generator().manual_seed(1))
+    matrix = torch.eye(4) + 0.1 * torch.rand(4, 4, generator=torch.Generator().manual_seed(1))
 
     def model(q, k, v):
-        return flex_attention(q, k, v, lambda s, b, h, i, j: s + torch.linalg.inv(matrix)[h, j % 4])
+        return flex_attention(q, k, v, lambda s, b, h, i, j: s + table(matrix)[h, j % 4])
 
-    table = matrix.inverse()
-    want = flex_attention(q, k, v, lambda s, b, h, i, j: s + table[h, j % 4])
+    values = table(matrix)
+    want = flex_attention(q, k, v, lambda s, b, h, i, j: s + values[h, j % 4])
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
     torch.testing.assert_close(compiled(q, k, v), want, atol=1e-5, rtol=1e-5)
 

@@ -146,6 +146,51 @@ def test_division_by_a_captured_integer(name, compiles):
     close(attend(*tensors(), score_mod), plain(change))
 
 
+NUMBERS = [torch.tensor([1.0, -2, 3, -4, -5, 6]), torch.tensor([-1.0, 2, 3, 4, 5, 6])]
+
+
+@pytest.mark.parametrize("compiles", [False, True], ids=["eager", "compiled"])
+@pytest.mark.parametrize(
+    "term",
+    [
+        lambda x, kv: x[x > 0].sum() * kv,
+        lambda x, kv: torch.bincount(x.long().abs())[kv % 3],
+        lambda x, kv: x[x > 0][-1] * kv,
+        lambda x, kv: x[x < 0].max() * kv,
+        lambda x, kv: torch.unique(x)[kv % 2],
+        lambda x, kv: x.masked_select(x > 0).view(-1, 1).expand(-1, 2)[kv % 3, 1],
+    ],
+    ids=["select", "bincount", "last", "largest", "unique", "view"],
+)
+def test_tensors_whose_sizes_depend_on_content(term, compiles):
+    def attend(q, k, v, numbers):
+        return flex_attention(q, k, v, lambda s, b, h, i, j: s + term(numbers, j))
+
+    attend = torch.compile(attend, backend="aot_eager", fullgraph=True) if compiles else attend
+    for numbers in NUMBERS:
+        close(attend(*tensors(), numbers), plain(lambda s, numbers=numbers: s + term(numbers, KV)))
+
+
+@pytest.mark.parametrize(
+    "term",
+    [
+        lambda x, kv: x[x > 0].shape[0] * kv,
+        lambda x, kv: torch.unique(x.sign()).numel() * kv,
+        lambda x, kv: x[kv % len((x > 0).nonzero())],
+        lambda x, kv: (x[x > 0] > kv.unsqueeze(-1)).sum(-1),
+    ],
+    ids=["shape", "numel", "len", "reduction"],
+)
+def test_sizes_that_depend_on_content(term):
+    def attend(q, k, v, numbers):
+        return flex_attention(q, k, v, lambda s, b, h, i, j: s + term(numbers, j))
+
+    for numbers in (*NUMBERS, NUMBERS[1].abs()):
+        close(attend(*tensors(), numbers), plain(lambda s, numbers=numbers: s + term(numbers, KV)))
+    with pytest.raises(Exception, match="a size that the content of a captured tensor determines"):
+        torch.compile(attend, backend="aot_eager", fullgraph=True)(*tensors(), NUMBERS[0])
+
+
 @pytest.mark.parametrize("compiles", [False, True], ids=["eager", "compiled"])
 @pytest.mark.parametrize(
     "table",

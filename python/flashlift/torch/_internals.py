@@ -44,6 +44,7 @@ __all__ = [
     "disabled_torch_function",
     "forward_mode_level",
     "has_autograd_kernel",
+    "hides_open_sizes",
     "is_legacy_batched",
     "is_inductor_loaded",
     "is_making_graph",
@@ -163,6 +164,14 @@ def outside_of_saved_tensors_hooks() -> Iterator[None]:
 
 def is_making_graph() -> bool:
     return _get_tracing_state() is not None or any(map(_get_dispatch_mode, _GRAPH_MODES))
+
+
+def hides_open_sizes() -> contextlib.AbstractContextManager:
+    """A block of operations that Dynamo takes as one, so that it cannot know of sizes within that depend on content."""
+    fake: Any = _get_dispatch_mode(_C._TorchDispatchModeKey.FAKE)
+    if fake is None or fake.shape_env is None or _get_dispatch_mode(_C._TorchDispatchModeKey.PROXY) is not None:
+        return contextlib.nullcontext()
+    return fake.shape_env.ignore_fresh_unbacked_symbols()
 
 
 def autocast_state() -> tuple | None:

@@ -6,6 +6,7 @@ it the same way. It never reaches a backend: when AOTAutograd runs Dynamo's grap
 calls the ordinary operator flashlift::attention.
 """
 
+import copy
 from collections.abc import Callable, Iterable
 from typing import Any, cast
 
@@ -13,14 +14,15 @@ import torch
 from torch._dynamo.variables import higher_order_ops
 from torch._ops import HigherOrderOperator
 
+from flashlift._errors import UnsupportedError
 from flashlift.torch._attention.attend import attend
 from flashlift.torch._attention.request import Request
 from flashlift.torch._attention.unfused import attend_unfused, is_unfused, refuse_dropout
-from flashlift.torch._internals import disable_modes
+from flashlift.torch._internals import disable_modes, hides_open_sizes
 from flashlift.torch._mods import Leaves
 from flashlift.torch._program import LARGEST_ARGUMENT
 from flashlift.torch._run.graphs import prepare_inductor
-from flashlift.torch._trace import Trace, as_tensor, hint_of, trace
+from flashlift.torch._trace import Trace, as_tensor, hint_of, open_size_error, trace
 
 _NAME = "flashlift_flex_attention"
 
@@ -68,7 +70,8 @@ class _FlexAttention(HigherOrderOperator):
             seed,
             options["deterministic"],
         )
-        out, lse, maximum = attend(request, programs)
+        with hides_open_sizes():
+            out, lse, maximum = attend(request, programs)
         return out, lse, lse if maximum is None else maximum
 
 
@@ -79,30 +82,60 @@ def _with(graph: Any, captures: tuple) -> Any:
 def _trace_graph(graph: Any, kind: str, captured: list, factor: Any = None) -> tuple[Trace, Leaves]:
     """The trace of a mod that Dynamo turned into a graph, called with the score times `factor`. Numbers that the mod
     captures are symbols of Dynamo's; where possible they become arguments of the program."""
+    graph = _without_assertions(graph)
     floats = _read_floats(graph, len(captured))
     captured = [one.item() if i in floats else one for i, one in enumerate(captured)]
     # Not the call of a GraphModule, which prints errors before it raises them: some attempts are meant to fail.
     mod = graph.forward if isinstance(graph, torch.fx.GraphModule) else graph
     if factor is not None:
         mod, captured = _of_product(mod), [*captured, factor]
-    try:
-        found, leaves = _trace_captures(mod, kind, captured, floats, 0)
-    except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
-        # The mod inverts a captured matrix.
-        found, leaves = _trace_captures(mod, kind, captured, floats, None)
-    except RuntimeError as error:
-        if "ZeroDivisionError" not in str(error):
-            raise
-        # The mod divides by a captured integer. (An index by a stand-in is in range if that is 0.)
-        found, leaves = _trace_captures(mod, kind, captured, floats, 1)
-    if found.depends_on_sizes or _reads_sizes(graph):
+    found, leaves = _trace_any_content(mod, kind, captured, floats)
+    reads_sizes = _reads_sizes(graph)
+    if found.has_open_sizes and reads_sizes:
+        raise open_size_error("")
+    if found.depends_on_sizes or reads_sizes:
         for one in leaves.tensors:
             _ = [int(size) for size in one.shape]  # Dynamo compiles again for other sizes
     return found, leaves
 
 
-def _trace_captures(mod: Any, kind: str, captured: list, floats: Any, content: int | None) -> tuple[Trace, Leaves]:
-    """content: that of the tensors in place of the captured ones; None for identity matrices."""
+def _trace_any_content(mod: Any, kind: str, captured: list, floats: Any) -> tuple[Trace, Leaves]:
+    """Tries other content if the mod refuses one: it may divide by a captured integer, invert a captured matrix, or
+    read the last positive number."""
+    first: Exception | None = None
+    for content in (_zeros, _ones, _mixed):
+        try:
+            return _trace_captures(mod, kind, captured, floats, content)
+        except UnsupportedError:
+            raise
+        except (RuntimeError, IndexError) as error:
+            first = first or error
+    assert first is not None, "every content was refused"
+    raise first
+
+
+def _zeros(sizes: list[int], dtype: torch.dtype) -> torch.Tensor:
+    """As indices, these are in range."""
+    return torch.zeros((), dtype=dtype, device="cpu").expand(sizes)
+
+
+def _ones(sizes: list[int], dtype: torch.dtype) -> torch.Tensor:
+    return torch.ones((), dtype=dtype, device="cpu").expand(sizes)
+
+
+def _mixed(sizes: list[int], dtype: torch.dtype) -> torch.Tensor:
+    """Different numbers of both signs. Matrices can be inverted, and have a Cholesky decomposition."""
+    if not (dtype.is_floating_point or dtype.is_complex):
+        return _ones(sizes, dtype)
+    generator = torch.Generator("cpu").manual_seed(0)
+    made = torch.rand(sizes, generator=generator, device="cpu") * 2 - 1
+    if len(sizes) > 1:
+        made = made + 2 * max(sizes[-2:]) * torch.eye(*sizes[-2:], device="cpu")
+    return made.to(dtype)
+
+
+def _trace_captures(mod: Any, kind: str, captured: list, floats: Any, content: Callable) -> tuple[Trace, Leaves]:
+    """content: makes that of the tensors in place of the captured ones, for their sizes and type."""
     is_tensor = [isinstance(one, torch.Tensor) for one in captured]
     tensors, numbers = _divided(captured, is_tensor)
     stand_ins = [
@@ -111,16 +144,16 @@ def _trace_captures(mod: Any, kind: str, captured: list, floats: Any, content: i
     if numbers:
         leaves, symbols = _divided(stand_ins, is_tensor)
         try:
-            found = trace(lambda *scalars: mod(*scalars, *stand_ins), kind, leaves, (), symbols)
+            found = trace(lambda *scalars: mod(*scalars, *stand_ins), kind, leaves, (), symbols, content_is_known=False)
         except Exception:  # any error is raised again when the numbers are constants of the program
             values: list[Any] = [None if whole else _fixed(one) for one, whole in zip(captured, is_tensor, strict=True)]
             with disable_modes():
                 values = [as_tensor(one) if i in floats else one for i, one in enumerate(values)]
             fixed = [new if one is None else one for new, one in zip(stand_ins, values, strict=True)]
             numbers = []
-            found = trace(lambda *scalars: mod(*scalars, *fixed), kind, leaves)
+            found = trace(lambda *scalars: mod(*scalars, *fixed), kind, leaves, content_is_known=False)
     else:
-        found = trace(mod, kind, [], stand_ins)
+        found = trace(mod, kind, [], stand_ins, content_is_known=False)
     return found, Leaves(tensors, numbers)
 
 
@@ -138,6 +171,20 @@ def _nodes(graph: Any) -> Iterable[torch.fx.Node]:
     return graph.graph.nodes if isinstance(graph, torch.fx.GraphModule) else ()
 
 
+def _without_assertions(graph: Any) -> Any:
+    """The graph without conditions on sizes that depend on content, which Dynamo adds after it has seen the call."""
+    assertions = [node for node in _nodes(graph) if node.target is torch.ops.aten._assert_scalar.default]
+    if not assertions:
+        return graph
+    graph = copy.deepcopy(graph)
+    for node in reversed(graph.graph.nodes):
+        if node.target is torch.ops.aten._assert_scalar.default:
+            graph.graph.erase_node(node)
+    graph.graph.eliminate_dead_code()
+    graph.recompile()
+    return graph
+
+
 def _read_floats(graph: Any, count: int) -> frozenset[int]:
     """Which of a graph's last `count` arguments the graph reads as numbers: if the floats that a mod captures may
     change, Dynamo makes tensors of them."""
@@ -151,7 +198,10 @@ def _read_floats(graph: Any, count: int) -> frozenset[int]:
 def _reads_sizes(graph: Any) -> bool:
     """Whether a graph reads the size of a tensor. torch.compile gives it such sizes as arguments; strict torch.export
     does not, so that those of the first call would become constants."""
-    return any(node.op == "call_method" and node.target in ("size", "numel", "__len__") for node in _nodes(graph))
+    return any(
+        node.target in ("size", "numel", "__len__", len, torch.ops.aten.sym_size.int, torch.ops.aten.sym_numel.default)
+        for node in _nodes(graph)
+    )
 
 
 def _fixed(symbol: Any) -> int | float:
@@ -172,15 +222,12 @@ def _number(symbol: Any) -> torch.Tensor:
         return as_tensor(number)
 
 
-def _stand_in(tensor: torch.Tensor, content: int | None) -> torch.Tensor:
+def _stand_in(tensor: torch.Tensor, content: Callable) -> torch.Tensor:
     """A tensor of this shape with any content: that of captured tensors is unknown while a graph is compiled. Sizes
     that may change are those of the first call."""
     sizes = [hint_of(size) for size in tensor.shape]
     with disable_modes():  # a plain tensor, not a fake one
-        if content is None and tensor.dim() > 1:
-            made = torch.eye(*sizes[-2:], dtype=tensor.dtype, device="cpu").expand(sizes)
-        else:
-            made = torch.full((), content or 0, dtype=tensor.dtype, device="cpu").expand(sizes)
+        made = content(sizes, tensor.dtype)
         # Whether the captured tensor needs a gradient may differ from call to call.
         return made.requires_grad_() if made.is_floating_point() else made
 

@@ -219,7 +219,8 @@ def _traced(mod: Callable, kind: str, walk: Walk, key: Hashable) -> tuple[Trace,
                 family.varying = frozenset()
             varying = frozenset()
     made = made or trace(mod, kind, walk.tensors)
-    if made.reads_unknown:  # tensors that the walk did not find belong to this call only
+    # Tensors that the walk did not find, and sizes that depend on content, belong to this call only.
+    if made.reads_unknown or made.has_open_sizes:
         return made, _leaves(walk, varying)
     with _lock:
         if found is None:  # otherwise other numbers may still be arguments

@@ -23,9 +23,10 @@ class Dispatch(TorchDispatchMode):
         Dynamo skips frames under a mode in any case."""
         return False
 
-    def __init__(self, recording: Recording) -> None:
+    def __init__(self, recording: Recording, content_is_known: bool) -> None:
         super().__init__()
         self._recording = recording
+        self._content_is_known = content_is_known
         self._open: set[Any] = set()  # operations that are being decomposed
         self._own_gradients = OwnGradients(recording, self)
         self._new: Any = None  # what torch.zeros, torch.zeros_like or the like has made latest
@@ -61,6 +62,9 @@ class Dispatch(TorchDispatchMode):
             raise _random_numbers(func)
         if result is NotImplemented:
             raise _no_counterpart(func, [one for one in tensors if recording.is_traced(one)])
+        reads_open = any(id(one) in recording.open_sizes for one in tensors) and not self._content_is_known
+        if reads_open and (not _is_indexing(func) or result.dim()):
+            raise open_size_error(f" in {func}")
         if _makes_like(func):
             self._new = result
         if not torch.is_grad_enabled() and not func._schema.is_mutable:
@@ -129,6 +133,11 @@ class Dispatch(TorchDispatchMode):
                 recording.keep_content(args[0])
             result = func(*args, **kwargs)
         recording.depends_on_sizes |= any(one.dim() for one in depends)
+        if depends and (
+            _sizes_by_content(operation, args, kwargs) or any(id(one) in recording.open_sizes for one in depends)
+        ):
+            parts = result if isinstance(result, (list, tuple)) else [result]
+            recording.open_sizes.update(id(one) for one in parts if isinstance(one, torch.Tensor) and one.dim())
         if not depends:
             for one in result if isinstance(result, (list, tuple)) else [result]:
                 if isinstance(one, torch.Tensor):
@@ -198,6 +207,13 @@ def _no_counterpart(func: Any, traced: list[torch.Tensor]) -> TraceError:
     return TraceError(f"{func} has no counterpart in score programs{where()}; {advice}")
 
 
+def open_size_error(place: str) -> TraceError:
+    return TraceError(
+        "a mod in a compiled graph depends on a size that the content of a captured tensor determines"
+        f"{place}{where()}; compute the tensor outside of the mod, and capture it"
+    )
+
+
 def _random_numbers(func: Any) -> TraceError:
     return TraceError(
         f"{func} draws random numbers, and a score program is a pure function{where()}; for dropout there is dropout_p="
@@ -224,6 +240,25 @@ def _gives_views(func: Any) -> bool:
 def _makes_like(func: Any) -> bool:
     """Whether an operation is torch.zeros_like or similar."""
     return func._schema.name.endswith("_like")
+
+
+_SIZED_BY_CONTENT = frozenset(  # beside those that torch marks so
+    (
+        torch.ops.aten.nonzero_numpy.default,
+        torch.ops.aten.where.default,
+        torch.ops.aten.tensor_split.tensor_indices_or_sections,
+        torch.ops.aten.repeat_interleave.self_Tensor,
+    )
+)
+
+
+def _sizes_by_content(func: Any, args: tuple, kwargs: dict) -> bool:
+    """Whether the sizes of an operation's results depend on the content of its arguments."""
+    if _is_indexing(func):
+        return any(one is not None and one.dtype in (torch.bool, torch.uint8) for one in args[1])
+    if func.overloadpacket is torch.ops.aten.repeat_interleave and kwargs.get("output_size") is not None:
+        return False
+    return func in _SIZED_BY_CONTENT or torch.Tag.dynamic_output_shape in func.tags
 
 
 def _is_indexing(func: Any) -> bool:

@@ -77,6 +77,8 @@ class Trace:
     prelude: list[tuple[Callable, tuple, dict, bool]]
     # Whether captured tensors of other sizes may give another program.
     depends_on_sizes: bool = False
+    # Whether sizes depend on the content of captured tensors, such as that of table[table > 0].
+    has_open_sizes: bool = False
     # The name of a torch.autograd.Function in it whose backward function cannot be part of the program.
     autograd_function: str | None = None
     # Tensors that the mod reads and that are neither leaves nor created by it: they may differ in another function.

@@ -80,6 +80,7 @@ class Recording:
             fits = one.is_floating_point() or abs(one.item()) <= LARGEST_ARGUMENT
             self._add_slot(one, torch.float32 if one.is_floating_point() else torch.int32 if fits else torch.int64)
         self.depends_on_sizes = False
+        self.open_sizes: set[int] = set()  # identities of captured tensors whose sizes depend on content
         self.read_at: dict[tuple[Node, SizeOf | int], None] = {}
         self.numbers_read_at: list[int] = []  # captures that are numbers within these indices
         self._reaches = Reaches(dict.fromkeys(("b", "h", "q", "kv"), 1), self._number_of_index)

@@ -38,21 +38,24 @@ def trace(
     leaves: Sequence[torch.Tensor],
     extra: Sequence[torch.Tensor] = (),
     numbers: Sequence[torch.Tensor] = (),
+    *,
+    content_is_known: bool = True,
 ) -> Trace:
     """Runs `mod` over traced scalars.
 
     leaves: the tensors that it captures, as far as they are known; other tensors that it reads become constants.
     extra: further arguments for it, after the scalars; they are leaves as well.
     numbers: tensors that replace numbers that it captures; they become arguments of the program.
+    content_is_known: whether `leaves` and `extra` have the content of the call that the program is for.
     Raises TraceError for what a program cannot express.
     """
     try:
-        return _trace(mod, kind, leaves, extra, numbers)
+        return _trace(mod, kind, leaves, extra, numbers, content_is_known)
     except RuntimeError:
         if not any(one.is_inference() for one in (*leaves, *extra)):
             raise
     # A torch.autograd.Function in the mod cannot store inference tensors for its backward function.
-    found = _trace(mod, kind, leaves, extra, numbers, is_differentiable=False)
+    found = _trace(mod, kind, leaves, extra, numbers, content_is_known, is_differentiable=False)
     found.autograd_function = found.autograd_function or "of tensors made in inference mode"
     return found
 
@@ -63,6 +66,7 @@ def _trace(
     leaves: Sequence[torch.Tensor],
     extra: Sequence[torch.Tensor],
     numbers: Sequence[torch.Tensor],
+    content_is_known: bool,
     is_differentiable: bool = True,
 ) -> Trace:
     # Gradients are enabled here, so that they are enabled again where a mod leaves torch.no_grad(). The trace keeps
@@ -83,7 +87,7 @@ def _trace(
         for name in INPUTS[kind]:
             dtype = torch.float32 if name == "score" else torch.int32
             scalars.append(recording.traced(Value.scalar(dtype, recording.builder.input(name))))
-        dispatch = Dispatch(recording)
+        dispatch = Dispatch(recording, content_is_known)
         with dispatch, ModFunctions(recording, unwrapped, dispatch):
             try:
                 result = mod(*scalars, *extra)
@@ -113,6 +117,7 @@ def _trace(
         recording.sources,
         recording.prelude,
         recording.depends_on_sizes,
+        bool(recording.open_sizes),
         recording.autograd_function if kind == "score_mod" else None,
         recording.unknown,
         list(recording.read_at),
