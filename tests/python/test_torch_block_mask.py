@@ -383,3 +383,19 @@ def test_drawn(part):
             check(found, given, keep, biased)
         except AssertionError as error:
             raise AssertionError(f"seed {seed}") from error
+
+
+@pytest.mark.parametrize("compiles", [False, True], ids=["eager", "compiled"])
+def test_a_mask_mod_that_changes_its_arguments_in_place(compiles):
+    def later(b, h, q, kv):
+        q.add_(3)
+        return q >= kv
+
+    torch._dynamo.reset()
+    block_mask = create_block_mask(lambda b, h, q, kv: q + 3 >= kv, None, None, 60, 60, device="cpu", BLOCK_SIZE=16)
+    block_mask.mask_mod = later
+    arguments = tensors(torch.float32, (1, 2, 2, 60, 60, 16, 16))
+    attend = torch.compile(flex_attention, backend="aot_eager", fullgraph=True) if compiles else flex_attention
+    out = attend(*arguments, block_mask=block_mask, mask_mod=torch_mods.causal)
+    wanted = flex_attention(*arguments, mask_mod=torch_mods.causal)
+    torch.testing.assert_close(out, wanted, atol=1e-5, rtol=1e-5)

@@ -198,6 +198,7 @@ def _both(one: Mod | None, other: Mod | None) -> Mod | None:
         return one if other is None else other
 
     def both(b: torch.Tensor, h: torch.Tensor, q: torch.Tensor, kv: torch.Tensor) -> torch.Tensor:
-        return one(b, h, q, kv) & other(b, h, q, kv)
+        copies = [index.clone() for index in (b, h, q, kv)]  # which it may change in place
+        return one(*copies) & other(b, h, q, kv)
 
     return both
