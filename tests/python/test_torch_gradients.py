@@ -766,6 +766,7 @@ OF_ROWS = {
     "pad": lambda x, dim: F.pad(x, (2, -1), value=2.0).prod(dim),
     "pad of a matrix": lambda x, dim: F.pad(x.unsqueeze(-1) * x.unsqueeze(-2), (1, 0, -1, 2), value=0.5).sum((-1, -2)),
     "diagonal": lambda x, dim: (x.unsqueeze(-1) * x.unsqueeze(-2)).diagonal(1, -2, -1).sum(-1),
+    "unfold": lambda x, dim: (x.unfold(dim, 2, 1) * x.unfold(dim, 2, 1).flip(-1)).sum((dim, -1)),
     "trace": lambda x, dim: torch.outer(x, x).trace() if dim == 0 else (x * x).sum(dim),
     "norm": lambda x, dim: x.norm(dim=dim),
     "norm of 3": lambda x, dim: torch.linalg.vector_norm(x, 3, dim=dim),

@@ -96,6 +96,25 @@ def _slice(recording: Recording, func: Any, args: tuple, kwargs: dict) -> torch.
     return made(recording, value.dtype, shape, at)
 
 
+@register("unfold")
+def _unfold(recording: Recording, func: Any, args: tuple, kwargs: dict) -> torch.Tensor:
+    builder = recording.builder
+    value = recording.value_of(args[0])
+    shape = tuple(infer(func, args, kwargs).shape)
+    if not value.shape:
+        return recording.traced(reshaped(value, shape, builder))
+    given = arguments_of(func, args, kwargs)
+    dim, step = given["dimension"] % len(value.shape), given["step"]
+
+    def at(index: Index) -> Node:
+        *outer, inner = index
+        start = builder.emit("mul", builder.convert(outer[dim], "i64"), builder.constant(step, "i64"))
+        outer[dim] = builder.emit("add", start, builder.convert(inner, "i64"))
+        return value.at(tuple(outer))
+
+    return made(recording, value.dtype, shape, at)
+
+
 @register("flip")
 def _flip(recording: Recording, func: Any, args: tuple, kwargs: dict) -> torch.Tensor:
     builder = recording.builder
