@@ -65,6 +65,20 @@ def test_compile_of_a_score_that_changes_in_place():
         torch.testing.assert_close(gradients[-1], gradients[0], atol=1e-5, rtol=1e-5)
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_compile_of_a_score_that_is_a_number(dynamic):
+    q, k, v = tensors()
+
+    def model(q, k, v, number):
+        aux = AuxRequest(lse=True)
+        return flex_attention(q, k, v, lambda score, b, h, q_idx, kv_idx: number * 2, return_aux=aux)[1].lse
+
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager", dynamic=dynamic)
+    for number in (0.5, 1.5, 2.5):
+        torch.testing.assert_close(compiled(q, k, v, number), model(q, k, v, number))
+
+
 @pytest.mark.parametrize(
     "table",
     [

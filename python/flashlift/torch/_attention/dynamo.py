@@ -269,12 +269,13 @@ def _same_score(
 
 def _of_copy(score_mod: Any) -> Any:
     """The score_mod, called with a copy of the score, which it may change in place: Dynamo's score is a leaf of
-    autograd's graph, where PyTorch refuses that."""
+    autograd's graph, where PyTorch refuses that. It may return a number, which Dynamo refuses if it is a float."""
 
     def of_copy(
         score: torch.Tensor, b: torch.Tensor, h: torch.Tensor, q: torch.Tensor, kv: torch.Tensor
     ) -> torch.Tensor:
-        return score_mod(score.clone(), b, h, q, kv)
+        result = score_mod(score.clone(), b, h, q, kv)
+        return score.new_full((), result) if isinstance(result, float) else result
 
     return of_copy
 
