@@ -159,8 +159,9 @@ NUMBERS = [torch.tensor([1.0, -2, 3, -4, -5, 6]), torch.tensor([-1.0, 2, 3, 4, 5
         lambda x, kv: x[x < 0].max() * kv,
         lambda x, kv: torch.unique(x)[kv % 2],
         lambda x, kv: x.masked_select(x > 0).view(-1, 1).expand(-1, 2)[kv % 3, 1],
+        lambda x, kv: (x[torch.arange(6) < 3] * kv.unsqueeze(-1)).sum(-1),
     ],
-    ids=["select", "bincount", "last", "largest", "unique", "view"],
+    ids=["select", "bincount", "last", "largest", "unique", "view", "constant mask"],
 )
 def test_tensors_whose_sizes_depend_on_content(term, compiles):
     def attend(q, k, v, numbers):

@@ -134,7 +134,8 @@ class Dispatch(TorchDispatchMode):
             result = func(*args, **kwargs)
         recording.depends_on_sizes |= any(one.dim() for one in depends)
         if depends and (
-            _sizes_by_content(operation, args, kwargs) or any(id(one) in recording.open_sizes for one in depends)
+            _sizes_by_content(recording, operation, args, kwargs)
+            or any(id(one) in recording.open_sizes for one in depends)
         ):
             parts = result if isinstance(result, (list, tuple)) else [result]
             recording.open_sizes.update(id(one) for one in parts if isinstance(one, torch.Tensor) and one.dim())
@@ -252,10 +253,11 @@ _SIZED_BY_CONTENT = frozenset(  # beside those that torch marks so
 )
 
 
-def _sizes_by_content(func: Any, args: tuple, kwargs: dict) -> bool:
-    """Whether the sizes of an operation's results depend on the content of its arguments."""
+def _sizes_by_content(recording: Recording, func: Any, args: tuple, kwargs: dict) -> bool:
+    """Whether the sizes of an operation's results depend on the content of captured tensors."""
     if _is_indexing(func):
-        return any(one is not None and one.dtype in (torch.bool, torch.uint8) for one in args[1])
+        masks = (one for one in args[1] if one is not None and one.dtype in (torch.bool, torch.uint8))
+        return any(map(recording.is_captured, masks))
     if func.overloadpacket is torch.ops.aten.repeat_interleave and kwargs.get("output_size") is not None:
         return False
     return func in _SIZED_BY_CONTENT or torch.Tag.dynamic_output_shape in func.tags
