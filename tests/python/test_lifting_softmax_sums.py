@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from test_lifting_rules import D, H, S, T, assert_left_alone, fused, products, qkv, weigh
+from test_lifting_rules import D, H, S, T, assert_fused, assert_left_alone, fused, products, qkv, weigh
 
 RNG = np.random.default_rng(17)
 CAUSAL = jnp.arange(T) <= jnp.arange(S)[:, None] + 2
@@ -82,6 +82,19 @@ def test_weights_before_a_mask_that_may_be_infinite_where_it_keeps_nothing_stay(
 
     w = jnp.asarray([0.0 if divides else jnp.inf, 1.0])
     assert_left_alone(attention, *qkv(), KEPT.at[0].set(False), w)
+
+
+@pytest.mark.parametrize("by", ["a quotient", "a product", "NaN"])
+def test_rows_that_a_mask_clears_are_0_for_any_weight(by):
+    """1 / (the number of keys that a mask keeps) is infinite if it keeps none at all."""
+
+    def attention(q, k, v, kept, count):
+        p = softmax(q, k) / count if by == "a quotient" else softmax(q, k) * (1 / count if by == "a product" else count)
+        return weigh(jnp.where(kept, p, 0), v)
+
+    count = jnp.float32(jnp.nan if by == "NaN" else 0)
+    assert_fused(attention, *qkv(), jnp.zeros_like(KEPT), count)
+    assert_fused(attention, *qkv(), jnp.zeros_like(KEPT), jnp.float32(3))
 
 
 @pytest.mark.parametrize("mask", [KEPT, ~KEPT], ids=["its mask", "another mask"])

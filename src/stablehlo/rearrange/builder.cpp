@@ -68,6 +68,10 @@ mlir::Value Builder::multiply(mlir::Location location, mlir::Value x, mlir::Valu
   return note(build(builder_, location, "stablehlo.multiply", {x, y}, mlir::TypeRange(x.getType())));
 }
 
+mlir::Value Builder::select(mlir::Location location, mlir::Value condition, mlir::Value x, mlir::Value y) {
+  return note(build(builder_, location, "stablehlo.select", {condition, x, y}, mlir::TypeRange(x.getType())));
+}
+
 mlir::Value Builder::reshape(mlir::Location location, mlir::Value value, llvm::ArrayRef<int64_t> dims) {
   const mlir::Value made = stablehlo::reshape(builder_, location, value, dims);
   return made == value ? made : note(made.getDefiningOp());

@@ -31,6 +31,7 @@ class Builder {
   mlir::Value slice(mlir::Location location, mlir::Value value, int64_t dim, int64_t start, int64_t limit);
   mlir::Value add(mlir::Location location, mlir::Value x, mlir::Value y);
   mlir::Value multiply(mlir::Location location, mlir::Value x, mlir::Value y);
+  mlir::Value select(mlir::Location location, mlir::Value condition, mlir::Value x, mlir::Value y);
   mlir::Value reshape(mlir::Location location, mlir::Value value, llvm::ArrayRef<int64_t> dims);
   mlir::Value transpose(mlir::Location location, mlir::Value value, llvm::ArrayRef<int64_t> permutation);
   mlir::Value dot(mlir::Location location, mlir::Value x, mlir::Value y, const DotDims& dims, mlir::Type type);

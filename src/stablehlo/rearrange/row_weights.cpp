@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cmath>
 #include <set>
 
 #include "stablehlo/lift/products.h"
@@ -379,6 +380,39 @@ bool may_move_behind_mask(const RowWeights& row) {
   return kind(row.op) == OpKind::kSelect || llvm::all_of(row.weights.dims, [](int64_t dim) { return dim < 0; });
 }
 
+// Whether 0 stays 0 if it is weighted.
+bool keeps_zeros(const RowWeights& row) {
+  const auto number = splat(row.weights.source);
+  return kind(row.op) == OpKind::kSelect ||
+         (number && std::isfinite(*number) && (kind(row.op) == OpKind::kMultiply || *number != 0));
+}
+
+// The weighted output, with 0 in the rows that are 0 before: an infinite weight, such as 1 / (number of all keys that a
+// mask keeps), would make them NaN. The operand `side` of the product has the probabilities.
+mlir::Value with_zero_rows(mlir::Operation* product, unsigned side, mlir::Value unweighted, mlir::Value weighted,
+                           Builder& builder) {
+  const mlir::Location location = product->getLoc();
+  llvm::SmallVector<int64_t> depth;
+  llvm::SmallVector<int64_t> rows;
+  for (const int64_t d : operand_dims(product, 1 - side).free) {
+    depth.push_back(in_result(product, 1 - side, d));
+  }
+  for (int64_t d = 0; d < rank_of(unweighted); ++d) {
+    if (!llvm::is_contained(depth, d)) {
+      rows.push_back(d);
+    }
+  }
+  auto type = static_tensor(weighted);
+  const mlir::Type condition = mlir::IntegerType::get(type.getContext(), 1);
+  const auto no = mlir::DenseElementsAttr::get(mlir::RankedTensorType::get({}, condition), false);
+  mlir::Value differs = builder.convert(location, unweighted, condition);  // from 0
+  if (!depth.empty()) {
+    differs = builder.reduce(location, differs, depth, "stablehlo.or", no);
+    differs = builder.broadcast(location, differs, type.clone(condition), rows);
+  }
+  return builder.select(location, differs, weighted, unweighted);
+}
+
 // `weighted` may be masked by a select, and then rounded.
 std::optional<Rearrangement> move_weights_to_output(mlir::Operation* product, unsigned side, mlir::Operation* weighted,
                                                     mlir::Operation* mask, mlir::Operation* rounds) {
@@ -403,7 +437,11 @@ std::optional<Rearrangement> move_weights_to_output(mlir::Operation* product, un
     const mlir::Value unweighted = builder.like(product, operands, product->getResult(0).getType());
     found.product = unweighted.getDefiningOp();
     Weigher weigh(found);
-    replace(found, product->getResult(0), weigh(product, unweighted, *row, *weights));
+    mlir::Value output = weigh(product, unweighted, *row, *weights);
+    if (mask != nullptr && !keeps_zeros(*row)) {
+      output = with_zero_rows(product, side, unweighted, output, builder);
+    }
+    replace(found, product->getResult(0), output);
     weigh_output_gradient(
         product, side, *row,
         {{weighted->getResult(0), weighted->getOperand(of)}, {product->getOperand(side), operands[side]}}, mask, weigh,
