@@ -429,6 +429,8 @@ def test_gradient_that_is_cut_off_is_left_alone(function):
         jax.nn.log_sigmoid,
         jax.nn.mish,
         lambda s: jax.nn.softplus(s + jnp.cos(jnp.arange(24.0))),
+        lambda s: jnp.logaddexp(s, 1.5),
+        lambda s: jnp.logaddexp(jnp.cos(jnp.arange(24.0)), s),
     ],
 )
 def test_gradient_of_a_changed_score_is_fused(change):
@@ -453,6 +455,24 @@ tanh_of_exp.defvjp(lambda s: (tanh_of_exp(s), s), gradient_of_tanh_of_exp)
 
 def test_a_gradient_that_compares_a_number_that_overflows_with_infinity_is_left_alone():
     loss = lambda q, k, v: (attend(tanh_of_exp(scores_of(q, k)), v) ** 2).sum()
+    count, report = compare(jax.grad(loss, (0, 1, 2)), tensors(T=24))
+    assert count == 0, report
+
+
+def difference_of_exponentials(s):
+    return jnp.exp(s) - jnp.exp(2 * s)
+
+
+@jax.custom_vjp
+def doubled_where_nan(s):
+    return jnp.where(jnp.isnan(difference_of_exponentials(s)), 2 * s, s)
+
+
+doubled_where_nan.defvjp(lambda s: (doubled_where_nan(s), None), lambda _, ct: (ct,))
+
+
+def test_a_gradient_is_compared_where_a_number_that_overflows_is_nan():
+    loss = lambda q, k, v: (attend(doubled_where_nan(scores_of(q, k)), v) ** 2).sum()
     count, report = compare(jax.grad(loss, (0, 1, 2)), tensors(T=24))
     assert count == 0, report
 

@@ -180,14 +180,18 @@ class Branches {
  public:
   // The derivative of `shifted` branches on conditions of its own. They are equivalent to those of the formula, because
   // kShift is 0.
-  Branches(SymArena& arena, std::vector<SymId> known, SymId formula, SymId shifted) {
+  Branches(SymArena& arena, std::vector<SymId> known, SymId formula, SymId shifted,
+           const std::map<SymId, SymId>& constants) {
+    // Draws are finite, and meet some conditions only one way.
     for (const SymId condition : conditions_of(arena, {formula})) {
-      if (compared_with_infinity(arena, condition) == kNoSym) {  // draws are finite, and the known formulas' follow
+      if (compared_with_infinity(arena, condition) == kNoSym && !constants.contains(condition)) {
         conditions_[condition];
       }
     }
     for (const SymId condition : conditions_of(arena, known)) {
-      conditions_[condition].is_known = true;
+      if (!constants.contains(condition)) {
+        conditions_[condition].is_known = true;
+      }
     }
     const SymId shift = arena.load(kShift, Type::kF32, {});
     for (const SymId condition : conditions_of(arena, {shifted == kNoSym ? known[0] : shifted})) {
@@ -383,13 +387,15 @@ Proof GradientCheck::is_within(SymId formula, const std::vector<SymId>& known) c
   return rounds_ || rounds_within(arena_, formula, known) ? Proof() : refuse<Reason::kRoundsMore>();
 }
 
-// Comparisons with +inf of numbers that are finite for any finite scores and tensors do not hold. JAX's derivative of
-// softplus has them.
-SymId GradientCheck::without_infinities(SymId formula) {
+// Conditions that have one value for any finite scores and tensors: a finite number is neither +inf nor NaN. JAX's
+// derivatives of softplus and logaddexp have them.
+std::map<SymId, SymId> GradientCheck::conditions_of_finite_numbers(const std::vector<SymId>& formulas) {
   std::map<int64_t, score::Interval> floats;
-  for (const SymId load : loads_of(arena_, formula)) {
-    if (arena_[load].type == Type::kF32) {
-      floats.emplace(arena_[load].payload, score::Interval::real(-kLargestScore, kLargestScore));
+  for (const SymId formula : formulas) {
+    for (const SymId load : loads_of(arena_, formula)) {
+      if (arena_[load].type == Type::kF32) {
+        floats.emplace(arena_[load].payload, score::Interval::real(-kLargestScore, kLargestScore));
+      }
     }
   }
   const auto leaf = [&](int64_t number) {
@@ -399,27 +405,40 @@ SymId GradientCheck::without_infinities(SymId formula) {
   const KnownBounds given{.sizes = sizes_, .largest_score = kLargestScore, .leaf = leaf};
   Bounds bounds(arena_, given);
   std::map<SymId, SymId> known;
-  for (const SymId condition : conditions_of(arena_, {formula})) {
-    const std::vector<SymId>& args = arena_[condition].args;
+  for (const SymId condition : conditions_of(arena_, formulas)) {
+    const std::vector<SymId> args = arena_[condition].args;
     for (const size_t side : {0U, 1U}) {
       if (arena_.is_op(condition, Op::k_eq) && arena_.is_f32(args[side], std::numeric_limits<float>::infinity()) &&
           bounds.finite(args[1 - side])) {
         known.emplace(condition, arena_.boolean(false));
       }
     }
+    const bool finds_nan = arena_.is_op(condition, Op::k_ne) && args[0] == args[1];
+    if (finds_nan && arena_[args[0]].type == Type::kF32 && bounds.finite(args[0])) {
+      known.emplace(condition, arena_.boolean(false));
+    }
   }
-  return known.empty() ? formula : arena_.replace_known(formula, known);
+  return known;
 }
 
 Proof GradientCheck::compare_rows(SymId formula, const CompareRow& compare, SymId shifted) {
-  formula = without_infinities(formula);
   std::vector<SymId> known = {parts_.probability, parts_.undropped, softmax_.score};
   for (const SymId given : {parts_.d_probability, parts_.d_lse}) {
     if (given != kNoSym) {
       known.push_back(given);
     }
   }
-  FLASHLIFT_RETURN_IF_ERROR(is_within(formula, known));
+  std::vector<SymId> all = known;
+  all.push_back(formula);
+  const std::map<SymId, SymId> constants = conditions_of_finite_numbers(all);
+  std::vector<SymId> within = known;
+  if (!constants.empty()) {
+    formula = arena_.replace_known(formula, constants);
+    for (const SymId id : known) {
+      within.push_back(arena_.replace_known(id, constants));
+    }
+  }
+  FLASHLIFT_RETURN_IF_ERROR(is_within(formula, within));
   const auto rows = std::clamp<int64_t>(kMostKeys / sizes_[kKeyAtom], 2, kMostRows);
   const int64_t rows_beyond = sizes_[kKeyAtom] > kMostKeys ? 1 : kRowsBeyond;
   const auto compare_row = [&](NumericRow& numbers, const Draw& draw) -> Outcome<bool> {
@@ -431,7 +450,7 @@ Proof GradientCheck::compare_rows(SymId formula, const CompareRow& compare, SymI
   draws.push_back({.draws_positions = true});
   draws.push_back({.load_center = 0, .load_range = 2, .draws_positions = true});
   FLASHLIFT_RETURN_IF_ERROR(add_masked_rows(arena_, masks_, draws));
-  Branches branches(arena_, known, formula, shifted);
+  Branches branches(arena_, known, formula, shifted, constants);
   int times_missing = 0;
   DrawnScore drawn_score;
   for (size_t trial = 0; trial < draws.size(); ++trial) {

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <functional>
+#include <map>
 #include <utility>
 #include <vector>
 
@@ -53,7 +54,7 @@ class GradientCheck {
   // False for a row that shows nothing in this draw: one without keys, or with one key that has all of the probability.
   using CompareRow = std::function<Outcome<bool>(NumericRow&, const Draw&)>;
   Proof is_within(SymId formula, const std::vector<SymId>& known) const;
-  SymId without_infinities(SymId formula);
+  std::map<SymId, SymId> conditions_of_finite_numbers(const std::vector<SymId>& formulas);
   // `shifted`: as above, if its conditions count, too.
   Proof compare_rows(SymId formula, const CompareRow& compare, SymId shifted = kNoSym);
   // `note` is called for the row that shows something.
