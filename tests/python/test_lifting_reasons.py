@@ -277,6 +277,17 @@ def test_a_loop_that_stores_probabilities(are_stored):
     assert ["put jax.checkpoint around its body" in each for each in found] == ([True] if are_stored else [])
 
 
+@pytest.mark.parametrize("saves", [jax.checkpoint, lambda layer: layer])
+def test_a_branch_that_returns_probabilities_for_its_backward_pass(saves):
+    def layers(q, k, v):
+        layer = saves(lambda x: x + jax.nn.softmax(x @ k.mT / 4) @ v)
+        return jax.lax.cond(q.sum() > 0, layer, lambda x: x, q)
+
+    found = reasons(gradient(layers), *QKV, gradients=True)
+    advice = "put jax.checkpoint around the function of the branch"
+    assert found == [] if saves is jax.checkpoint else advice in found[0], found
+
+
 def test_products_of_a_backward_pass_name_the_attention_that_stays():
     found = reasons(gradient(lambda q, k, v: attention(q, k, v)), (8, 320), (12, 320), (12, 320), gradients=True)
     assert "320 deep" in found[0] and len(found) == 4

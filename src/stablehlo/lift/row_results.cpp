@@ -72,6 +72,13 @@ std::string describe_other_use(const Plane& plane, mlir::Operation* last) {
             "the loop at {} stores them; if only its backward pass reads them, put jax.checkpoint around its body",
             describe(user->getParentOp()->getLoc()));
       }
+      if (kind(user) == OpKind::kReturn &&
+          (kind(user->getParentOp()) == OpKind::kCase || kind(user->getParentOp()) == OpKind::kIf)) {
+        return fmt::format(
+            "a branch of the `{}` at {} returns them; if only its backward pass reads them, put jax.checkpoint around "
+            "the function of the branch",
+            user->getParentOp()->getName().getStringRef().str(), describe(user->getParentOp()->getLoc()));
+      }
       queue.push_back(user);
     }
   }
