@@ -230,6 +230,13 @@ with jax.set_mesh(explicit):
         raise AssertionError("expected an error")
     except flashlift.UnsupportedError:
         pass
+explicit = jax.make_mesh((8, 1), ("data", "model"), axis_types=(AxisType.Explicit,) * 2)
+with jax.set_mesh(explicit):
+    placed = [jax.device_put(one, NamedSharding(explicit, P("model"))) for one in qkvw]
+    some = {"axis_names": {"data"}, "in_specs": (P(),) * 4, "out_specs": P()}
+    fused = flashlift.jax.fuse(causal)
+    assert_close(jax.jit(jax.shard_map(fused, **some))(*placed), causal(*qkvw))
+    assert "expected all axes of the mesh in its axis_names" in fused.report.reason, fused.report
 print("agree")
 """
 

@@ -420,16 +420,12 @@ def test_partitioned(plugin, partitioner, tmp_path):
         assert differences[name] < (2**-6 if name.endswith("bf16") else 1e-5), name
 
 
-def test_jax_platform_without_a_plugin():
-    ran = run(
-        sys.executable,
-        "-c",
-        "import jax; jax.devices()",
-        plugin="/nowhere/plugin.so",
-        ok=False,
-        JAX_PLATFORMS="flashlift",
-    )
-    assert "/nowhere/plugin.so cannot be wrapped: there is no such file" in ran.stderr
+@pytest.mark.parametrize(
+    ("plugin", "expected"), [("/nowhere/plugin.so", "there is no such file"), ("/usr", "it is not a file")]
+)
+def test_jax_platform_without_a_plugin(plugin, expected):
+    ran = run(sys.executable, "-c", "import jax; jax.devices()", plugin=plugin, ok=False, JAX_PLATFORMS="flashlift")
+    assert f"{plugin} cannot be wrapped: {expected}" in ran.stderr
 
 
 def test_jax_is_left_alone():

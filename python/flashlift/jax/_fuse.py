@@ -328,7 +328,9 @@ def _export_and_fuse(flat: Callable, shapes: list[jax.ShapeDtypeStruct], strict:
     # A function that cannot be exported can still run: one with ordered effects, with custom calls without JAX's
     # guarantee, or with axes that have a name outside of it, for which JAX raises AssertionError or NameError.
     except (FlashliftError, ValueError, NotImplementedError, AssertionError, NameError) as error:
-        if isinstance(error, NotImplementedError) and {AxisType.Manual, AxisType.Explicit} <= _axis_types():
+        has_both = {AxisType.Manual, AxisType.Explicit} <= _axis_types()
+        # For axes of one device, it is an AssertionError without a text.
+        if has_both and (isinstance(error, NotImplementedError) or not str(error)):
             error = UnsupportedError(
                 "JAX exports no function of arrays that explicit axes split within a shard_map over other axes; "
                 "expected all axes of the mesh in its axis_names, or others of type Auto"

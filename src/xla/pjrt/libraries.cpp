@@ -116,7 +116,7 @@ Result<const Api*> load_api(const fs::path& path) {
     return invalid_argument("it is this library itself");
   }
   if (!fs::is_regular_file(path, error)) {
-    return invalid_argument("there is no such file");
+    return invalid_argument("{}", fs::exists(path, error) ? "it is not a file" : "there is no such file");
   }
   FLASHLIFT_ASSIGN_OR_RETURN(void* library, load(path));  // never unloaded: it keeps the handlers and runs threads
   if (dlsym(library, "flashlift_pjrt_is_a_wrapper") != nullptr) {
