@@ -7,7 +7,6 @@
 #include "mlir/IR/Builders.h"
 #include "mlir/IR/IRMapping.h"
 #include "stablehlo/lift/candidates.h"
-#include "stablehlo/lift/walk.h"
 #include "stablehlo/loop_carries.h"
 #include "stablehlo/loop_residuals.h"
 #include "stablehlo/manual_computations.h"
@@ -27,15 +26,8 @@ bool is_constant(mlir::Value value) {
 // Whether a value is one of attention's scores, probabilities or row statistics, or computed from them: the slope of a
 // score function is, too.
 bool is_of_scores(mlir::Value value) {
-  constexpr size_t kFarthest = 500;
-  return is_near_softmax(value) ||
-         any_operation({value.getDefiningOp()}, kFarthest, [](mlir::Operation* op, OperationStack& stack) {
-           if (is_dot(op)) {
-             return is_near_softmax(op->getResult(0));
-           }
-           push_definitions(op, stack);
-           return false;
-         });
+  return is_near_softmax_or_behind(value,
+                                   [](mlir::Operation* product) { return is_near_softmax(product->getResult(0)); });
 }
 
 // Whether a value is the result of a manual computation.

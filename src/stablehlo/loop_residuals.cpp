@@ -105,17 +105,7 @@ bool is_product_of_attention(mlir::Operation* op) {
 }
 
 // Whether a value is one of attention's scores, probabilities, row statistics or outputs, or computed from them.
-bool is_of_attention(mlir::Value value) {
-  constexpr size_t kFarthest = 500;
-  return is_near_softmax(value) ||
-         any_operation({value.getDefiningOp()}, kFarthest, [](mlir::Operation* op, OperationStack& stack) {
-           if (is_dot(op)) {
-             return is_product_of_attention(op);
-           }
-           push_definitions(op, stack);
-           return false;
-         });
-}
+bool is_of_attention(mlir::Value value) { return is_near_softmax_or_behind(value, is_product_of_attention); }
 
 class LoopPair {
  public:

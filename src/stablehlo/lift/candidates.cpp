@@ -463,4 +463,16 @@ bool is_near_softmax(mlir::Value value) {
          any_operation({value.getDefiningOp()}, kFarthest, behind);
 }
 
+bool is_near_softmax_or_behind(mlir::Value value, llvm::function_ref<bool(mlir::Operation*)> is_wanted) {
+  constexpr size_t kFarthest = 500;
+  return is_near_softmax(value) ||
+         any_operation({value.getDefiningOp()}, kFarthest, [&](mlir::Operation* op, OperationStack& stack) {
+           if (is_dot(op)) {
+             return is_wanted(op);
+           }
+           push_definitions(op, stack);
+           return false;
+         });
+}
+
 }  // namespace flashlift::stablehlo

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <vector>
 
+#include "llvm/ADT/STLFunctionalExtras.h"
 #include "mlir/IR/Operation.h"
 #include "stablehlo/lift/work.h"
 
@@ -48,5 +49,8 @@ bool is_normalised_by_row(mlir::Operation* product);
 // Whether a value is used by a summed exponential, or computed from one, without a product in between. Such values are
 // scores, probabilities and row statistics.
 bool is_near_softmax(mlir::Value value);
+
+// Whether a value is near a softmax, or computed from a product that is_wanted() without another product in between.
+bool is_near_softmax_or_behind(mlir::Value value, llvm::function_ref<bool(mlir::Operation*)> is_wanted);
 
 }  // namespace flashlift::stablehlo

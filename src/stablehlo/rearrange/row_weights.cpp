@@ -20,6 +20,11 @@ struct RowWeights {
   Broadcast weights;
 };
 
+// Whether the operation is a select that gives its operand `of`, or 0.
+bool masks(mlir::Operation* op, unsigned of) {
+  return kind(op) == OpKind::kSelect && splat(op->getOperand(3 - of)) == 0;
+}
+
 std::optional<RowWeights> row_weights(mlir::Operation* op, unsigned of) {
   if (op == nullptr || op->getNumResults() != 1 || !static_tensor(op->getResult(0))) {
     return std::nullopt;
@@ -27,8 +32,7 @@ std::optional<RowWeights> row_weights(mlir::Operation* op, unsigned of) {
   if ((kind(op) == OpKind::kMultiply && of < 2) || (kind(op) == OpKind::kDivide && of == 0)) {
     return RowWeights{.op = op, .of = of, .weights = source_of(op->getOperand(1 - of))};
   }
-  if (kind(op) == OpKind::kSelect && of > 0 && splat(op->getOperand(3 - of)) == 0 &&
-      !shape(op->getOperand(0)).empty()) {
+  if (of > 0 && masks(op, of) && !shape(op->getOperand(0)).empty()) {
     return RowWeights{.op = op, .of = of, .weights = source_of(op->getOperand(0))};
   }
   return std::nullopt;
@@ -37,7 +41,7 @@ std::optional<RowWeights> row_weights(mlir::Operation* op, unsigned of) {
 // Which operand a select keeps where it does not give 0; nothing if it is no such select.
 std::optional<unsigned> masked_by(mlir::Operation* op) {
   for (const unsigned of : {1U, 2U}) {
-    if (op != nullptr && kind(op) == OpKind::kSelect && splat(op->getOperand(3 - of)) == 0) {
+    if (op != nullptr && masks(op, of)) {
       return of;
     }
   }
