@@ -58,7 +58,10 @@ def _results(*arguments: Any, module: FusedModule) -> list[Any]:
 
 def _refuse(context: Any, *arguments: Any, module: FusedModule) -> Sequence[Any]:
     platforms = ", ".join(context.platforms or context.module_context.platforms)
-    raise UnsupportedError(f"{module.name} is compiled for {platforms}, and Flashlift's handlers are for cpu and cuda")
+    raise UnsupportedError(
+        f"{module.name} is compiled for {platforms}, and Flashlift's handlers are for cpu and cuda; expected one of "
+        "these, or the function without fuse()"
+    )
 
 
 def _lower(context: Any, *arguments: Any, module: FusedModule, platform: str) -> Sequence[Any]:
