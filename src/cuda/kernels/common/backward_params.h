@@ -63,7 +63,9 @@ struct RowTiles {
   int* nonfinite_keys;  // becomes 1 if some key has elements that are not finite, where a mask may hide it
   // Of each part of d_q: which key tile has added to it last, plus one; -1 if the part is in d_q already.
   int* last_adders;
-  int* left_keys;   // of each key tile that is in a ring (sm90/key_rings.cuh), by the index that blocks take
+  // Of each key tile that is in a ring, by the index that blocks take: how many parts of it have been added, if a block
+  // has left it, and behind those the decisions of rings (sm90/key_rings.cuh).
+  int* left_keys;
   float* d_q_sums;  // [batch * q_heads][tiles], and of each what the kernel makes of it
   int rows;         // of a tile
   int tiles;        // of a query head, the one for no rows included

@@ -373,9 +373,9 @@ struct FusedConsumer : Consumer {
   }
 };
 
-// One thread: the first key tile to resume, or -1. The block's own key tiles must be complete first, since they may wait
-// for the one to resume, which the block would begin only behind them.
-__device__ __forceinline__ int wait_and_resume(const ForwardParams& params, const BackwardParams& backward,
+// One thread: the first key tile to resume, if there is one. The block's own key tiles must be complete first, since they
+// may wait for the one to resume, which the block would begin only behind them.
+__device__ __forceinline__ LeftKeys wait_and_resume(const ForwardParams& params, const BackwardParams& backward,
                                                const RowTiles& tiles, const SharedLayout& shared) {
 #pragma unroll 1
   for (int part = 0; part < kParts; ++part) {
@@ -389,26 +389,26 @@ __device__ __forceinline__ int wait_and_resume(const ForwardParams& params, cons
 __device__ __forceinline__ int take_keys(const ForwardParams& params, const BackwardParams& backward,
                                          const RowTiles& tiles, const SharedLayout& shared) {
   const int count = key_tile_count(params, backward);
-  int left = -1;
+  LeftKeys left{};
   int index = count;
   if (load_relaxed(tiles.next_block + kLeftKeys) != 0) {
     left = wait_and_resume(params, backward, tiles, shared);
   }
-  if (left < 0) {
+  if (left.parts == 0) {
     index = atomicAdd(tiles.next_block, 1);
     if (index >= count && load_relaxed(tiles.next_block + kLeftKeys) != 0) {  // the last ones were left
       left = wait_and_resume(params, backward, tiles, shared);
     }
   }
-  if (left >= 0) {
-    index = left;
+  if (left.parts > 0) {
+    index = left.index;
   }
   if (index < count) {
     const RingTile keys = ring_tile<FL_BLOCK_M>(params, backward, index);
     store_shared(shared.ring + 4 * kRingFirst, keys.ring.first);
     store_shared(shared.ring + 4 * kRingSize, keys.ring.size);
     store_shared(shared.ring + 4 * kRingPlace, keys.ring.place);
-    store_shared(shared.ring + 4 * kRingEnd, left >= 0 ? kResumes : keys.ring_end);
+    store_shared(shared.ring + 4 * kRingEnd, left.parts > 0 ? -left.parts : keys.ring_end);
     store_shared(shared.ring + 4 * kKeyTiles, load_shared(shared.ring + 4 * kKeyTiles) + 1);
   }
   return index;
@@ -429,7 +429,7 @@ __device__ __forceinline__ void produce(const ForwardParams& params, const Backw
       index = kInRings ? take_keys(params, backward, tiles, shared) : atomicAdd(tiles.next_block, 1);
     }
     __syncwarp();
-    index = __shfl_sync(0xffffffff, index, 0);
+    index = producer.from_leader(index);
     taken = static_cast<u32>(index) * 2 + taken % 2;
     // Consumers may still read the last key tile's rows.
     const auto wait_for_rows = [&] { barrier_wait(shared.rows_empty, taken % 2); };
@@ -457,8 +457,10 @@ __device__ __forceinline__ void produce(const ForwardParams& params, const Backw
     const int first_head = keys.kv_head * params.group;
     const BlockRows rows{keys.b, first_head, first_head + params.group - 1, keys.first, keys.last, keys.mirrored};
     if constexpr (kInRings) {
-      if (!producer.load_ring(rows, kBlockVBytes, load_rows) && producer.leads()) {
-        leave_keys(tiles, static_cast<int>(taken / 2));
+      // (All lanes have read the key tile's place when one writes the next one's.)
+      const int parts = __shfl_sync(0xffffffff, producer.load_ring(rows, kBlockVBytes, load_rows), 0);
+      if (parts > 0 && producer.leads()) {
+        leave_keys(tiles, {static_cast<int>(taken / 2), parts});
       }
     } else {
       // The tile for no rows.

@@ -67,7 +67,7 @@ constexpr int kFirst = 8;    // no column tile comes before it
 constexpr int kFinal = 16;   // no other key tile adds to the part of d_q after it: it leaves as it is to be stored
 constexpr int kPlain = 32;   // it is partial, but of mask_mod no more than plain_mask_mod is to be evaluated
 constexpr int kLeaves = 64;  // the block leaves its key tile after this one (key_rings.cuh)
-constexpr int kBefore = 128;  // the block's key tile has not continued at the last queries yet
+constexpr int kStaysTogether = 128;  // the block does not leave its key tile any more
 
 // For the fused kernel: d_s of a column tile, in groups of 64 queries, with a row of 128 bytes per key; and a part of
 // d_q for each consumer, in the order of a warpgroup's accumulators: 16 bytes per thread, thread after thread, and so
@@ -109,7 +109,6 @@ constexpr int kNoKeys = -1;  // instead of a key tile's number: no work is left
 // What the producer knows: the block's key tile, as KeyRing and RingTile have it; how many key tiles the block has had; and
 // of how many of them each thread that adds parts has added all parts.
 enum RingWord { kRingFirst, kRingSize, kRingPlace, kRingEnd, kKeyTiles, kAddedKeyTiles, kRingWords = kAddedKeyTiles + 2 };
-constexpr int kResumes = -1;  // instead of the end of a ring: another block has left the key tile
 constexpr int kNoRows = -1;  // instead of the number of a tile of rows
 // The scores whose diagonals a warpgroup sums (common/diagonals.cuh).
 constexpr u32 kDiagonalBytes =

@@ -191,13 +191,16 @@ struct Producer {
 
   __device__ __forceinline__ bool leads() const { return threadIdx.x % 32 == 0; }
 
+  // What the leading thread has; the others have 0, and it is not negative.
+  __device__ __forceinline__ int from_leader(int value) const { return __reduce_max_sync(0xffffffff, value); }
+
   // Takes the number of a tile of rows from a counter.
   __device__ __forceinline__ int take(int* counter) const {
     int index = 0;
     if (leads()) {
       index = atomicAdd(counter, 1);
     }
-    return __shfl_sync(0xffffffff, index, 0);
+    return from_leader(index);
   }
 
   // `policy`: none, or how long the L2 cache should keep them.
@@ -321,10 +324,10 @@ struct Producer {
   }
 
 #if FL_FUSED
-  // (Registers are too few to keep it. One lane reads it, which may store the next one's then.)
+  // (Registers are too few to keep it.)
   __device__ __forceinline__ BlockRing ring() const {
-    return {load_shared_once(shared.ring + 4 * kRingFirst), load_shared_once(shared.ring + 4 * kRingSize),
-            load_shared_once(shared.ring + 4 * kRingPlace)};
+    return {load_shared(shared.ring + 4 * kRingFirst), load_shared(shared.ring + 4 * kRingSize),
+            load_shared(shared.ring + 4 * kRingPlace)};
   }
   __device__ __forceinline__ int last_step() const { return (params.q_len - 1) / FL_BLOCK_N; }
 
@@ -335,12 +338,13 @@ struct Producer {
     return sees(params, b, tile.h, tile.first, key_tile * FL_BLOCK_M);
   }
 
+  // A tile of d_q among those of all heads. (Here, RowTiles::rows is FL_BLOCK_N.)
+  __device__ __forceinline__ int place(const ColumnTile& tile) const {
+    return (b * params.q_heads + tile.h) * tiles.tiles + static_cast<int>(static_cast<u32>(tile.first) / FL_BLOCK_N);
+  }
+
   // The key tile that adds to the same d_q before this one, or -1.
-  template <bool kInRing>
   __device__ __forceinline__ int previous_keys(int key_tile, const ColumnTile& tile) const {
-    if (kInRing) {
-      return ring().previous(backward.ring_tiles, last_step() - tile.first / FL_BLOCK_N);
-    }
     const int step = key_tile_step(mirrored);
     if (tile.follows) {
       return key_tile - step;
@@ -356,11 +360,7 @@ struct Producer {
   }
 
   // Does no key tile behind this one add to the same d_q?
-  template <bool kInRing>
   __device__ __forceinline__ bool is_final(int key_tile, const ColumnTile& tile) const {
-    if (kInRing) {
-      return ring().is_final(backward.kv_tiles, last_step() - tile.first / FL_BLOCK_N);
-    }
     if (tile.precedes) {
       return false;
     }
@@ -377,26 +377,23 @@ struct Producer {
   }
 
   // For the warps that add parts of d_q up: where a visit's part is, and which key tile adds to it before.
-  template <bool kInRing>
   __device__ __forceinline__ void tell_place(const ColumnTile& tile, int key_tile, bool nothing, int at) const {
-    const int before = nothing ? -1 : previous_keys<kInRing>(key_tile, tile);
+    const int before = nothing ? -1 : previous_keys(key_tile, tile);
     if (leads()) {
       const u32 address = shared.visits + 4 * kVisitFieldCount * (at % kVisitStages);
-      const int head = b * params.q_heads + tile.h;
-      store_shared(address + 4 * kVisitTile, head * tiles.tiles + tile.first / tiles.rows);
+      store_shared(address + 4 * kVisitTile, place(tile));
       store_shared(address + 4 * kVisitBefore, before);
     }
   }
 
   // And the rest. A key tile's first part is never final: those warps must know of a final one before the consumers have
   // it.
-  template <bool kInRing>
   __device__ __forceinline__ void tell_visit(const ColumnTile& tile, int key_tile, int flags) {
     if (!FL_ROLES) {
-      tell_place<kInRing>(tile, key_tile, (flags & kNothing) != 0, visit);
+      tell_place(tile, key_tile, (flags & kNothing) != 0, visit);
     }
     if (kStoresFinal && backward.stores_final != 0 && (flags & (kFirst | kNothing)) == 0 &&
-        is_final<kInRing>(key_tile, tile)) {
+        is_final(key_tile, tile)) {
       flags |= kFinal;
     }
     if (leads()) {
@@ -425,45 +422,51 @@ struct Producer {
     }
   }
 
+  // One thread: the first half of a tile, when its stage is free.
+  __device__ __forceinline__ void load_qk_columns(const ColumnTile& tile, int flags) const {
+    const u32 fields = shared.fields + 4 * kFieldCount * rings.qk.stage();
+    store_shared(fields + 4 * kFieldFirst, tile.first);
+    store_shared(fields + 4 * kFieldHead, tile.h);
+    store_shared(fields + 4 * kFieldFlags, flags);
+    const u32 barrier = shared.qk_full + 8 * rings.qk.stage();
+    barrier_arrive_expect(barrier, kColumnQkBytes + kStatisticsBytes);
+    load_column_boxes<kQkBoxes>(shared.columns_qk + rings.qk.stage() * kColumnQkBytes,
+                                kRowsAreKeys ? params.q_map : params.k_map, barrier, tile.first,
+                                kRowsAreKeys ? tile.h : kv_head);
+    if (kStatisticsBytes > 0) {
+#if FL_FUSED
+      const float* const statistics = tiles.statistics + static_cast<long long>(place(tile)) * (2 * FL_BLOCK_N);
+#else
+      const float* const statistics = row_statistics(params, tiles, b, tile.h, tile.first);
+#endif
+      load_bytes(shared.statistics + rings.qk.stage() * kStatisticsBytes, statistics, kStatisticsBytes, barrier);
+    }
+  }
+  // And the second. v_bytes: of what counts towards its barrier in addition.
+  __device__ __forceinline__ void load_v_columns(const ColumnTile& tile, u32 v_bytes) const {
+    const u32 barrier = shared.v_full + 8 * rings.v_stage();
+    barrier_arrive_expect(barrier, kColumnVBytes + v_bytes);
+    load_column_boxes<kVBoxes>(shared.columns_v + rings.v_stage() * kColumnVBytes,
+                               kRowsAreKeys ? d_out_map : params.v_map, barrier, tile.first,
+                               kRowsAreKeys ? tile.h : kv_head);
+  }
+
   // behind_qk(): called between the loads of the tile's two halves. v_bytes: of what counts towards the second's barrier
   // in addition.
-  template <bool kInRing, typename BehindQk>
+  template <typename BehindQk>
   __device__ __forceinline__ void load_columns(const ColumnTile& tile, int key_tile, int flags, u32 v_bytes,
                                                const BehindQk& behind_qk) {
-    const int head = kRowsAreKeys ? tile.h : kv_head;
     wait_for_consumers(shared.qk_empty + 8 * rings.qk.stage(), rings.qk.phase() ^ 1);
 #if FL_FUSED
-    if (!kInRing) {
-      tell_visit<kInRing>(tile, key_tile, flags);
-    }
+    tell_visit(tile, key_tile, flags);
 #endif
     if (leads()) {
-      const u32 fields = shared.fields + 4 * kFieldCount * rings.qk.stage();
-      store_shared(fields + 4 * kFieldFirst, tile.first);
-      store_shared(fields + 4 * kFieldHead, tile.h);
-      store_shared(fields + 4 * kFieldFlags, flags);
-      const u32 barrier = shared.qk_full + 8 * rings.qk.stage();
-      barrier_arrive_expect(barrier, kColumnQkBytes + kStatisticsBytes);
-      load_column_boxes<kQkBoxes>(shared.columns_qk + rings.qk.stage() * kColumnQkBytes,
-                                  kRowsAreKeys ? params.q_map : params.k_map, barrier, tile.first, head);
-      if (kStatisticsBytes > 0) {
-        load_bytes(shared.statistics + rings.qk.stage() * kStatisticsBytes,
-                   row_statistics(params, tiles, b, tile.h, tile.first), kStatisticsBytes, barrier);
-      }
+      load_qk_columns(tile, flags);
     }
     behind_qk();
-#if FL_FUSED
-    // Consumers that have a tile's d_out know of it. (In a ring it is faster here, otherwise before the loads.)
-    if (kInRing) {
-      tell_visit<kInRing>(tile, key_tile, flags);
-    }
-#endif
     wait_for_consumers(shared.v_empty + 8 * rings.v_stage(), rings.v_phase() ^ 1);
     if (leads()) {
-      const u32 barrier = shared.v_full + 8 * rings.v_stage();
-      barrier_arrive_expect(barrier, kColumnVBytes + v_bytes);
-      load_column_boxes<kVBoxes>(shared.columns_v + rings.v_stage() * kColumnVBytes,
-                                 kRowsAreKeys ? d_out_map : params.v_map, barrier, tile.first, head);
+      load_v_columns(tile, v_bytes);
     }
     rings.advance();
   }
@@ -483,7 +486,7 @@ struct Producer {
       flags |= kPartial | kLast | kNothing;
     }
 #if FL_FUSED && FL_ROLES
-    tell_place<false>(tile, key_tile, (flags & kNothing) != 0, visit);
+    tell_place(tile, key_tile, (flags & kNothing) != 0, visit);
 #endif
 #pragma unroll 1
     while (tile.exists) {
@@ -492,12 +495,12 @@ struct Producer {
       // While a warp adds a part, it looks whether it is the next one's turn. By roles, the producer may not have come to the
       // next tile by then, and so tells of its place a tile early.
       if (next.exists) {
-        tell_place<false>(next, key_tile, false, visit + 1);
+        tell_place(next, key_tile, false, visit + 1);
       }
 #endif
       const ColumnRings at = rings;
       const bool first = (flags & kFirst) != 0;
-      load_columns<false>(tile, key_tile, tile.flags | flags | (next.exists ? 0 : kLast), first ? v_bytes : 0, [&] {
+      load_columns(tile, key_tile, tile.flags | flags | (next.exists ? 0 : kLast), first ? v_bytes : 0, [&] {
         if (first) {
           behind_qk();
         }
@@ -510,62 +513,93 @@ struct Producer {
     }
   }
 #if FL_FUSED
-  // Before a key tile continues at the last queries: waits until blocks have taken all key tiles of its ring. False: it
-  // took too long.
-  __device__ __forceinline__ bool ring_is_taken() const {
-    bool taken = false;
+  // Behind the first part of a key tile: does its ring stay together? All of its key tiles get the same answer: it does if
+  // blocks take all of them soon.
+  __device__ __forceinline__ bool ring_stays_together() const {
+    int decision = kNotDecided;
     if (leads()) {
+      const int end = load_shared(shared.ring + 4 * kRingEnd);
+      int* const place = tiles.left_keys + key_tile_count(params, backward) + end - 1;
       // A load takes some 700 cycles, and a tile 4,000: other rings come to their end meanwhile.
       constexpr int kLoadsPerTile = 12;
       int loads = min(params.q_len / FL_BLOCK_N + 16, 1 << 16) * kLoadsPerTile * params.group;
       do {
-        taken = load_relaxed(tiles.next_block) >= load_shared(shared.ring + 4 * kRingEnd);
-      } while (!taken && --loads > 0);
+        const bool taken = load_relaxed(tiles.next_block) >= end;
+        if (taken || --loads == 0) {
+          const int mine = taken ? kTogether : kApart;
+          const int earlier = atomicCAS(place, static_cast<int>(kNotDecided), mine);
+          decision = earlier == kNotDecided ? mine : earlier;
+        } else {
+          decision = load_relaxed(place);
+        }
+      } while (decision == kNotDecided);
     }
-    return __shfl_sync(0xffffffff, taken, 0);
+    return from_leader(decision) == kTogether;
   }
 
-  // As load_all(): a key tile of a ring sees all queries. Heads that share the keys come one after the other, first with
-  // what is before the last queries, and then once more with the rest. In between, the block can leave its key tile.
-  // False: it leaves it.
+  // How many parts of its key tile were added before the block resumed it, or a negative number if it does not resume it.
+  __device__ __forceinline__ int added_parts() const { return -load_shared(shared.ring + 4 * kRingEnd); }
+
+  // As load_all(): a key tile of a ring sees all queries, those of one head after the other. Where it continues at the last
+  // queries, the block may leave it (key_rings.cuh). Returns how many parts have been added by then, and 0 at the end.
   template <typename BehindV>
-  __device__ __forceinline__ bool load_ring(const BlockRows& rows, u32 v_bytes, const BehindV& behind_v) {
+  __device__ __forceinline__ int load_ring(const BlockRows& rows, u32 v_bytes, const BehindV& behind_v) {
     const int key_tile = rows.first / FL_BLOCK_M;
     int step = ring().start();
+    int further_steps = last_step();  // of the head
     int h = rows.h;
-    int flags = kFirst | (step > 0 ? kBefore : 0);
+    int flags = kFirst | (added_parts() > 0 ? kNothing : 0);
 #pragma unroll 1
     while (true) {
       const ColumnTile tile{true, h, (last_step() - step) * FL_BLOCK_N};
-      const bool before = (flags & kBefore) != 0;
-      const bool head_ends = step == (before || ring().start() == 0 ? last_step() : ring().start() - 1);
-      const bool all_end = head_ends && h == rows.last_h;
-      if (before) {
-        if (load_shared_once(shared.ring + 4 * kRingEnd) == kResumes) {
-          flags |= kNothing;
-        } else if (all_end && !ring_is_taken()) {
-          flags |= kLeaves | kLast;
-        }
-      } else if (all_end) {
+      if (further_steps == 0 && h == rows.last_h) {
         flags |= kLast;
+      } else if (step == last_step() && (flags & (kNothing | kStaysTogether)) == 0) {
+        flags |= added_parts() < 0 && ring_stays_together() ? kStaysTogether : kLeaves | kLast;
       }
       if (rows.first + FL_BLOCK_M > params.kv_len || tile.first + FL_BLOCK_N > params.q_len) {
         flags |= kPartial;
       }
+      const BlockRing place_in_ring = ring();
+      const bool nothing = (flags & kNothing) != 0;
+      const int before = nothing ? -1 : place_in_ring.previous(backward.ring_tiles, step);
+      const bool is_final = kStoresFinal && backward.stores_final != 0 && (flags & kFirst) == 0 && !nothing &&
+                            place_in_ring.is_final(backward.kv_tiles, step);
+      barrier_wait(shared.qk_empty + 8 * rings.qk.stage(), rings.qk.phase() ^ 1);
+      if (leads()) {
+        load_qk_columns(tile, flags);
+        const u32 address = shared.visits + 4 * kVisitFieldCount * (visit % kVisitStages);
+        store_shared(address + 4 * kVisitTile, place(tile));
+        store_shared(address + 4 * kVisitBefore, before);
+        store_shared(address + 4 * kVisitFlags, flags | (is_final ? kFinal : 0));
+        store_shared(address + 4 * kVisitKeys, key_tile);
+      }
+      ++visit;
+      barrier_wait(shared.v_empty + 8 * rings.v_stage(), rings.v_phase() ^ 1);
+      if (leads()) {
+        load_v_columns(tile, (flags & kFirst) != 0 ? v_bytes : 0);
+      }
       const ColumnRings at = rings;
-      load_columns<true>(tile, key_tile, flags, (flags & kFirst) != 0 ? v_bytes : 0, [] {});
+      rings.advance();
       if ((flags & kFirst) != 0) {
         behind_v(at);
       }
       if ((flags & kLast) != 0) {
-        return (flags & kLeaves) == 0;
+        return (flags & kLeaves) != 0 ? h - rows.h + 1 : 0;
       }
+      flags &= kNothing | kStaysTogether;
       ++step;
-      if (head_ends) {
-        h = all_end ? rows.h : h + 1;
-        step = before && !all_end ? ring().start() : 0;
+      if (step > last_step()) {
+        step = 0;
+        if (h - rows.h + 1 == added_parts()) {
+          flags &= ~kNothing;
+        }
       }
-      flags = before && !all_end ? kBefore : 0;
+      --further_steps;
+      if (further_steps < 0) {
+        further_steps = last_step();
+        ++h;
+      }
     }
   }
 #endif

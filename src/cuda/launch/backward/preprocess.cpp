@@ -57,7 +57,7 @@ int64_t Preprocess::d_out_bytes(const ForwardParams& params) const {
 
 int64_t Preprocess::flag_count(const ForwardParams& params) const {
   const int64_t key_tiles = statistics_.ring_keys > 0 ? divide_up(params.kv_len, statistics_.ring_keys) : 0;
-  return kFlags + part_count(params) + int64_t{params.batch} * params.kv_heads * key_tiles;
+  return kFlags + part_count(params) + 2 * int64_t{params.batch} * params.kv_heads * key_tiles;
 }
 int64_t Preprocess::part_count(const ForwardParams& params) const {
   return int64_t{params.batch} * params.q_heads * tile_count(params, statistics_.tile) * statistics_.parts;
