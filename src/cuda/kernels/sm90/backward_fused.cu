@@ -502,7 +502,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
         produce<false>(params, backward, tiles, d_out_map, shared);
       }
     } else if (warp <= kParts) {
-      if (threadIdx.x % 32 == 0) {
+      if (elect_one()) {
         add_parts(shared, tiles, warp - 1, warp - 1);
       }
 #if FL_HAS_MASK_MOD

@@ -173,7 +173,7 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kThreads,
     if (warp == 0) {
       produce(params, backward, tiles, d_out_map, shared, rank);
     } else if (warp <= kPartStages) {
-      if (threadIdx.x % 32 == 0) {
+      if (elect_one()) {
         add_parts(shared, tiles, static_cast<int>(rank) * kPartStages + warp - 1, warp - 1);
       }
       __syncwarp();

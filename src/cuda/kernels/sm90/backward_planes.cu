@@ -61,7 +61,7 @@ struct PlaneProducer {
     const u32 stage = ring.stage();
     const u32 barrier = shared.full + 8 * stage;
     barrier_wait(shared.empty + 8 * stage, ring.phase() ^ 1);
-    if (threadIdx.x % 32 == 0) {
+    if (elect_one()) {
       const u32 fields = shared.fields + 4 * kItemFieldCount * stage;
       store_shared(fields + 4 * kItemHead, b * params.q_heads + h);
       store_shared(fields + 4 * kItemKeyTile, key_tile);

@@ -34,8 +34,8 @@ __device__ __forceinline__ int page_of_piece(const ForwardParams& params, int b,
 template <int kBoxes, typename... Policy>
 __device__ __forceinline__ void load_pieces(u32 destination, const TensorMap& map, u32 barrier, int kv_tile,
                                             int kv_head, int page, Policy... policy) {
-  const int piece = threadIdx.x % 32;
-  if (piece < kPieces) {
+  const int piece = kPieces == 1 ? 0 : static_cast<int>(threadIdx.x % 32);
+  if (kPieces == 1 ? elect_one() : piece < kPieces) {
     const int row = row_of_key(kv_tile * FL_BLOCK_N + piece * kPieceKeys);
 #pragma unroll
     for (int box = 0; box < kBoxes; ++box) {

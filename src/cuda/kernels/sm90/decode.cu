@@ -48,7 +48,7 @@ __device__ __forceinline__ void produce(const Ring& ring, const ForwardParams& p
     const int next_page = page_of_piece(params, unit.tile.b, next_tile);
     barrier_wait(ring.empty + 8 * at.stage, at.phase ^ 1);
     const u32 full = ring.full + 8 * at.stage;
-    if (threadIdx.x % 32 == 0) {
+    if (elect_one()) {
       barrier_arrive_expect(full, kKBytes + kVBytes);
     }
     __syncwarp();

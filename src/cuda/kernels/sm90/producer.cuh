@@ -111,7 +111,7 @@ struct Producer {
   u32 tiles = 0;  // query tiles handed out
   int next = 0;   // without a scout: the next query tile, known to the first lane
 
-  __device__ __forceinline__ bool leads() const { return threadIdx.x % 32 == 0; }
+  __device__ __forceinline__ bool leads() const { return elect_one(); }
 
   // Hands a query tile to every warpgroup, each as soon as the warpgroup is done with the Q of its last one.
   __device__ __forceinline__ void load_q(const QueryTile& tile, int partial, int visits) {

@@ -141,6 +141,20 @@ __device__ __forceinline__ void prefetch_box(const TensorMap& map, int column, i
                : "memory");
 }
 
+// True for one thread of a warp, always the same one; all of its threads call it. ptxas then knows that it is one, and
+// puts no loop over threads around its bulk copies, as it does if a lane's number decides.
+__device__ __forceinline__ bool elect_one() {
+  int elected;
+  asm volatile(
+      "{\n"
+      ".reg .pred elected;\n"
+      "elect.sync _|elected, 0xffffffff;\n"
+      "selp.s32 %0, 1, 0, elected;\n"
+      "}\n"
+      : "=r"(elected));
+  return elected != 0;
+}
+
 // The lane that later signals to the producer that its warp has read reads for the whole warp. This lets racecheck
 // follow the order, which it cannot do through __syncwarp.
 __device__ __forceinline__ int load_shared_once(u32 address) {
