@@ -119,7 +119,11 @@ Result<std::vector<TunedEntry>> read_all(const std::filesystem::path& file) {
   if (std::error_code unknown; std::filesystem::is_empty(file, unknown)) {
     return std::vector<TunedEntry>();
   }
-  FLASHLIFT_ASSIGN_OR_RETURN(Connection connection, Connection::open(file, Connection::Access::kRead));
+  // A process that was killed while it stored leaves a journal. SQLite undoes its changes before it reads, for which it
+  // must write. In a folder of other users, the journal might be theirs.
+  const bool is_private = PrivateFolder::open(file.parent_path()).ok();
+  FLASHLIFT_ASSIGN_OR_RETURN(Connection connection, Connection::open(file, is_private ? Connection::Access::kWrite
+                                                                                      : Connection::Access::kRead));
   FLASHLIFT_ASSIGN_OR_RETURN(const int64_t format, format_of(connection));
   if (format != kFormat) {
     return other_format(file, format);
@@ -178,9 +182,18 @@ std::optional<Stamp> stamp_of(const std::filesystem::path& file) {
   return Stamp{static_cast<int64_t>(status.st_ino), status.st_size, status.st_mtim.tv_sec, status.st_mtim.tv_nsec};
 }
 
-bool is_there(const std::filesystem::path& file) {
+// Errors: a path on which this user cannot look for the file.
+Result<bool> is_there(const std::filesystem::path& file) {
   struct stat status;
-  return lstat(file.c_str(), &status) == 0;
+  if (lstat(file.c_str(), &status) == 0) {
+    return true;
+  }
+  const std::error_code failed = last_error();
+  if (failed == std::errc::no_such_file_or_directory) {
+    return false;
+  }
+  return not_found("{} cannot be opened: {}; set FLASHLIFT_CACHE_DIR to a folder of your own", file.string(),
+                   failed.message());
 }
 
 Status verify_file(const std::filesystem::path& file) {
@@ -284,7 +297,8 @@ std::optional<TunedEntry> find_tuned(const std::string& device, bool backward, c
 
 Result<std::vector<TunedEntry>> all_tuned() {
   FLASHLIFT_ASSIGN_OR_RETURN(const std::filesystem::path file, tuning_file());
-  if (!is_there(file)) {
+  FLASHLIFT_ASSIGN_OR_RETURN(const bool exists, is_there(file));
+  if (!exists) {
     return std::vector<TunedEntry>();
   }
   FLASHLIFT_RETURN_IF_ERROR(verify_file(file));
@@ -299,7 +313,8 @@ Status store_tuned(const std::vector<TunedEntry>& entries) {
   {
     const Descriptor made(open(file.c_str(), O_WRONLY | O_CREAT | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0600));
     const std::error_code failed = last_error();
-    if (!made.is_open() && !is_there(file)) {
+    FLASHLIFT_ASSIGN_OR_RETURN(const bool exists, is_there(file));
+    if (!exists) {
       return not_found("{} cannot be made: {}; set FLASHLIFT_CACHE_DIR to another folder", file.string(),
                        failed.message());
     }
@@ -327,10 +342,12 @@ Status prepare_to_store(const TunedEntry& entry) {
 
 Result<Cleared> clear_tuned() {
   FLASHLIFT_ASSIGN_OR_RETURN(const std::filesystem::path file, tuning_file());
+  FLASHLIFT_RETURN_IF_ERROR(is_there(file));
   const Result<std::vector<TunedEntry>> entries = all_tuned();
   if (!entries.ok()) {
     remove_file(file);
-    if (is_there(file)) {
+    FLASHLIFT_ASSIGN_OR_RETURN(const bool is_left, is_there(file));
+    if (is_left) {
       return not_found("cannot remove {}; remove it by hand", file.string());
     }
     return Cleared{.unreadable = entries.error().message};

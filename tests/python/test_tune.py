@@ -151,6 +151,35 @@ def test_a_torn_file_is_a_miss_and_begun_anew(cache, flashlift):
     assert len(json.loads(flashlift("cache", "export").stdout)["flashlift_tuned"]) == 1
 
 
+KILLED_WHILE_IT_WROTE = """
+import os, sqlite3, sys
+database = sqlite3.connect(sys.argv[1], isolation_level=None)
+database.execute("PRAGMA cache_size = 1")  # pages go to the file before the end of the transaction
+database.execute("BEGIN IMMEDIATE")
+columns = len(database.execute("PRAGMA table_info(tuned)").fetchall())
+for row in range(100):
+    database.execute(f"INSERT INTO tuned VALUES ({', '.join('?' * columns)})", ["x" * 1000, *[row] * (columns - 1)])
+os._exit(0)
+"""
+
+
+def test_a_process_that_was_killed_while_it_wrote_changes_nothing(cache, remember, flashlift):
+    remember(SQUARE, kv_tile=64)
+    before = flashlift("cache", "export").stdout
+    subprocess.run([sys.executable, "-c", KILLED_WHILE_IT_WROTE, cache / "tuning.sqlite3"], check=True)
+    assert (cache / "tuning.sqlite3-journal").exists()
+    assert "tuned" in reason(SQUARE)
+    assert flashlift("cache", "export").stdout == before
+
+
+@pytest.mark.parametrize("command", ["list", "export", "clear"])
+def test_a_folder_in_which_nobody_can_look(command, flashlift, tmp_path):
+    (tmp_path / "file").touch()
+    run = flashlift("cache", command, env={**os.environ, "FLASHLIFT_CACHE_DIR": f"{tmp_path}/file"})
+    assert run.returncode == 2
+    assert "tuning.sqlite3 cannot be opened: Not a directory; set FLASHLIFT_CACHE_DIR to a folder" in run.stderr
+
+
 def test_an_empty_file_has_no_entries(cache, flashlift):
     """A process creates the file before it writes; on a full disk it cannot."""
     cache.mkdir(mode=0o700)
