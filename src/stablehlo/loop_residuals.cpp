@@ -123,9 +123,9 @@ class LoopPair {
     find_reads();
     move_to_beginning();
     std::vector<Read> again;
-    for (Read& read : reads_) {
+    for (const Read& read : reads_) {
       if (read.is_only_use && is_of_attention(read.entry)) {
-        again.push_back(std::move(read));
+        again.push_back(read);
       } else {
         bind(read.entry, read.slice);
       }
