@@ -46,7 +46,7 @@ Result<std::filesystem::path> cache_folder() {
   }
   const char* home = secure_getenv("HOME");
   if (home == nullptr || *home != '/') {
-    return not_found("HOME is {}, where the caches lie; set FLASHLIFT_CACHE_DIR to a folder for them",
+    return not_found("the caches lie in HOME, which is {}; set FLASHLIFT_CACHE_DIR to a folder for them",
                      home == nullptr ? "not set" : "no absolute path");
   }
   return std::filesystem::path(home) / ".cache" / "flashlift";
