@@ -61,30 +61,38 @@ std::string print_signature(const Program& program) {
   return text + ") {";
 }
 
+// Operations, nodes and captured tensors that do not exist are printed as `?`, since a program that was made by hand is
+// printed to find its mistakes.
 std::string print_with(const Program& program, const char* before_statement, const char* after_statement,
                        const char* end) {
-  std::vector<std::string> names(program.nodes.size());
+  std::vector<std::string> names(program.nodes.size(), "?");
+  const auto name_of = [&](ValueId id) { return id < names.size() ? names[id] : "?"; };
   std::string text = print_signature(program);
   int next = 0;
   for (ValueId id = 0; id < program.nodes.size(); ++id) {
     const Node& node = program.nodes[id];
+    if (static_cast<int>(node.op) >= kOpCount) {
+      continue;
+    }
     if (is_leaf(node.op)) {
       names[id] = node.op == Op::k_constant ? print_constant(node) : info(node.op).name;
       continue;
     }
-    names[id] = fmt::format("%{}", next++);
-    text += fmt::format("{}{} = {}", before_statement, names[id], info(node.op).name);
     const bool is_load = reads_capture(node.op);
-    text += is_load ? fmt::format(" {}[", program.captures[node.payload].name) : " ";
+    const auto capture = static_cast<size_t>(node.payload);
+    const std::string place =
+        is_load ? (capture < program.captures.size() ? program.captures[capture].name : "?") + "[" : "";
+    text += fmt::format("{}%{} = {} {}", before_statement, next, info(node.op).name, place);
     const char* separator = "";
     for (const ValueId operand : node.operands) {
-      text += separator + names[operand];
+      text += separator + name_of(operand);
       separator = ", ";
     }
+    names[id] = fmt::format("%{}", next++);
     text += is_load ? "]" : "";
     text += after_statement;
   }
-  text += fmt::format("{}return {}{}", before_statement, names[program.result], end);
+  text += fmt::format("{}return {}{}", before_statement, name_of(program.result), end);
   return text;
 }
 

@@ -27,6 +27,14 @@ TEST(ProgramText, RoundTrips) {
   EXPECT_EQ(print(*one_line), kAlibi);
 }
 
+TEST(ProgramText, IsPrintedForProgramsThatAreInvalid) {
+  const Program program{.nodes = {{.op = Op::k_neg, .type = Type::kF32, .operands = {0}},
+                                  {.op = static_cast<Op>(250), .type = Type::kF32, .operands = {}},
+                                  {.op = Op::k_load, .type = Type::kF32, .operands = {1, 9}, .payload = -1}},
+                        .result = 7};
+  EXPECT_EQ(print_one_line(program), "score_mod() { %0 = neg ?; %1 = load ?[?, ?]; return ? }");
+}
+
 TEST(ProgramText, TakesSemicolonsWhereNewlinesMayBe) {
   const auto program = parse_program("score_mod() {; %0 = neg score;; return %0;; }");
   ASSERT_TRUE(program.ok()) << program.error().message;
