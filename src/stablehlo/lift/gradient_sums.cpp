@@ -36,7 +36,9 @@ Outcome<std::vector<SumExit>> GradientSums::find() {
     left_as_sum_.clear();
     found = find();
   }
-  FLASHLIFT_RETURN_IF_ERROR(found);
+  if (!found.ok()) {
+    return found.error();
+  }
   return std::move(sums_);
 }
 

@@ -28,22 +28,25 @@ std::set<mlir::Operation*> score_products(mlir::Value value) {
     }
     return is_end;
   };
-  const bool is_too_far = any_operation({value.getDefiningOp()}, kFarthest + 1,
-                                        [&](mlir::Operation* op, OperationStack& stack) {
-                                          if (is_exponential(op) && static_tensor(op->getResult(0)) &&
-                                              static_tensor(op->getResult(0)).getNumElements() >= count) {
-                                            exponentials.push_back(op);
-                                          }
-                                          goes_on(op, stack);
-                                          return ++visited > kFarthest;
-                                        }) ||
-                          any_operation(exponentials, kFarthest + 1, [&](mlir::Operation* op, OperationStack& stack) {
-                            if (goes_on(op, stack)) {
-                              products.insert(op);
-                            }
-                            return ++visited > 2 * kFarthest;
-                          });
-  return is_too_far ? std::set<mlir::Operation*>() : products;
+  const bool is_near =
+      !any_operation({value.getDefiningOp()}, kFarthest + 1, [&](mlir::Operation* op, OperationStack& stack) {
+        if (is_exponential(op) && static_tensor(op->getResult(0)) &&
+            static_tensor(op->getResult(0)).getNumElements() >= count) {
+          exponentials.push_back(op);
+        }
+        goes_on(op, stack);
+        return ++visited > kFarthest;
+      });
+  if (!is_near) {
+    return {};
+  }
+  const bool are_near = !any_operation(exponentials, kFarthest + 1, [&](mlir::Operation* op, OperationStack& stack) {
+    if (goes_on(op, stack)) {
+      products.insert(op);
+    }
+    return ++visited > 2 * kFarthest;
+  });
+  return are_near ? products : std::set<mlir::Operation*>();
 }
 
 // Whether both are of softmaxes, each of scores of its own. Terms of a gradient are of the same scores: that of the

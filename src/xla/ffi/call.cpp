@@ -79,7 +79,8 @@ std::future<void> compile_backward_beside(const Signature& signature, CompileOpt
 
 Result<AttentionCall> AttentionCall::create(const Attributes& attributes, const CompileOptions& options) {
   FLASHLIFT_ASSIGN_OR_RETURN(Signature signature, Signature::read(attributes, {}));
-  const std::future<void> backward = compile_backward_beside(signature, options);
+  // At the end of this function, its destructor waits for the other thread.
+  [[maybe_unused]] const std::future<void> backward = compile_backward_beside(signature, options);
   FLASHLIFT_ASSIGN_OR_RETURN(Attention attention, compile(signature, options));
   return AttentionCall(std::move(signature), std::move(attention));
 }
