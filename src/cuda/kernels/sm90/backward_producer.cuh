@@ -189,8 +189,7 @@ struct Producer {
   ColumnRings rings;
   int visit = 0;
 
-  // (With elect_one(), the fused kernel's tiles of 128 queries take a tenth longer in rings: ptxas then orders the consumers'
-  // instructions differently.)
+  // (With elect_one(), the fused kernel's tiles of 128 queries take a tenth longer in rings; why is not known.)
   __device__ __forceinline__ bool leads() const {
     return FL_FUSED && FL_BLOCK_N > 64 ? threadIdx.x % 32 == 0 : elect_one();
   }
