@@ -477,6 +477,32 @@ def test_export(strict):
     close(program.module()(q, k, v), model(q, k, v))
 
 
+def test_export_without_gradients():
+    """The model has the calls alone, and not what enabled gradients or left autocast while a mod was traced."""
+
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.bias = torch.nn.Parameter(random(40))
+
+        def biased(self, score, b, h, i, j):
+            with torch.no_grad(), torch.autocast("cpu", enabled=False):
+                return score + self.bias[j]
+
+        def forward(self, q, k, v):
+            return flex_attention(q, k, v, self.biased)
+
+    model, (q, k, v) = Model(), random(3, 2, 4, 40, 8)
+    with torch.no_grad():
+        program = torch.export.export(model, (q, k, v))
+        want = model(q, k, v)
+    functions = {node.target for node in program.graph.nodes if node.op == "call_function"}
+    assert torch.ops.flashlift.attention.default in functions
+    assert not any(isinstance(one, torch._ops.HigherOrderOperator) for one in functions)
+    with torch.no_grad():
+        close(program.run_decompositions().module()(q, k, v), want)
+
+
 # Block masks.
 
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch.fx.experimental.proxy_tensor import _temp_remove_pre_dispatch_torch_function_mode as _outside_of_export
 from torch.nn.attention import flex_attention as _flex_attention
 from torch.nn.attention.flex_attention import _warn_once as warn_once
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
@@ -78,10 +79,18 @@ RecordFunction = _C._profiler._RecordFunctionFast
 # Modes are on a stack and see each operation. A graph is traced by one of two modes, or by the older tracer of
 # torch.jit.
 count_of_modes = _C._len_torch_dispatch_stack
-disable_modes = _disable_current_modes
 _get_tracing_state = _C._get_tracing_state
 _get_dispatch_mode = _C._get_dispatch_mode
 _GRAPH_MODES = (_C._TorchDispatchModeKey.PROXY, _C._TorchDispatchModeKey.FAKE)
+
+
+@contextlib.contextmanager
+def disable_modes() -> Iterator[None]:
+    """torch.export has a mode for functions, too: what enables gradients or autocast here would be part of the exported
+    model."""
+    with _disable_current_modes(), _outside_of_export():
+        yield
+
 
 # torch.func's transforms, which wrap tensors.
 are_transforms_active = _C._are_functorch_transforms_active
