@@ -503,6 +503,26 @@ def test_export_without_gradients():
         close(program.run_decompositions().module()(q, k, v), want)
 
 
+@pytest.mark.parametrize("captures", [False, True])
+def test_aot_inductor(captures, tmp_path):
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.bias = torch.nn.Parameter(random(64)) if captures else None
+
+        def forward(self, q, k, v):
+            score_mod = (lambda score, b, h, i, j: score + self.bias[j]) if captures else None
+            return flex_attention(q, k, v, score_mod, mask_mod=torch_mods.causal)
+
+    model = Model()
+    dims = {2: torch.export.Dim("length", min=2, max=64)}
+    with torch.no_grad():
+        program = torch.export.export(model, tuple(random(3, 2, 4, 40, 8)), dynamic_shapes=dict.fromkeys("qkv", dims))
+        path = torch._inductor.aoti_compile_and_package(program, package_path=str(tmp_path / "model.pt2"))
+        q, k, v = random(3, 2, 4, 50, 8)
+        close(torch._inductor.aoti_load_package(path)(q, k, v), model(q, k, v))
+
+
 # Block masks.
 
 

@@ -37,8 +37,8 @@ def _attention(
     f32_out: bool,
     want_residual: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    call = Call(query, key, value, captures, sinks, seed, features, scale, want_max, f32_out, want_residual)
-    return run_for_backward(call)
+    others = sinks, seed, features, scale, want_max, f32_out, want_residual
+    return run_for_backward(Call(query, key, value, captures or (), *others))  # AOTInductor passes None for no tensors
 
 
 _LIBRARY = torch.library.Library("flashlift", "FRAGMENT")
@@ -95,6 +95,7 @@ def _attention_backward(
 ) -> list[torch.Tensor]:
     """The gradients with respect to query, key, value, the captured tensors whose numbers are wanted, and the sinks, if
     any."""
+    captures = captures or ()  # AOTInductor passes None for no tensors
     call = Call.of_backward(query, key, value, captures, sinks, seed, features, scale, out, residual)
     return differentiate(grad_out, grad_lse, call, out, lse, residual, wanted)
 
