@@ -10,6 +10,9 @@ use_cache=False is needed: torch 2.13's Dynamo loses the cache's attributes afte
 own flex_attention.
 
 Masks stay functions from transformers' own mask to the kernel: nothing of size N×N is created.
+
+Only models that use transformers' AttentionInterface can run this. Others raise an error that names "eager", or fail in
+transformers with KeyError: 'lifted' where they look up a class by this name, as Falcon, GPT-J, GPT-Neo and GIT do.
 """
 
 import functools
