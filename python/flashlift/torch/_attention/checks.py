@@ -4,7 +4,7 @@ import reprlib
 import types
 import typing
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -30,10 +30,10 @@ def check_dense(**tensors: torch.Tensor) -> None:
     for name, one in tensors.items():
         if not isinstance(one, torch.Tensor):  # the type of error that PyTorch raises
             raise AttributeError(f"{name} is {type(one).__name__}; expected a torch.Tensor")
-    if any(one.is_nested for one in tensors.values()):
-        raise NotImplementedError(
-            "flex_attention does not support NestedTensor inputs; use dense ones, and a mask of document ids"
-        )
+        if one.is_nested:
+            raise NotImplementedError(
+                "flex_attention does not support NestedTensor inputs; use dense ones, and a mask of document ids"
+            )
 
 
 def check_strided(**tensors: torch.Tensor) -> None:
@@ -56,23 +56,18 @@ def check_tensors(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, e
             "Expected query, key, and value to have the same device type, but got "
             f"query.device: {query.device}, key.device: {key.device}, and value.device: {value.device} instead."
         )
-    if any(one.dim() < 2 for one in tensors.values()):
-        shapes = ", ".join(f"{name} {list(one.shape)}" for name, one in tensors.items())
-        raise ValueError(f"Expected query, key, and value to all be  at least 2 dimensional, but got {shapes}")
-    if any(one.dim() == 4 and (one.size(1) == 0 or one.size(3) == 0) for one in tensors.values()):
-        shapes = ", ".join(f"{name} {list(one.shape)}" for name, one in tensors.items())
-        raise ValueError(f"Expected at least one head, and a depth of at least 1, but got {shapes}")
-    if query.size(-1) != key.size(-1):
+    if not query.dim() == key.dim() == value.dim() == 4:
+        _refuse_dimensions(query, key, value)
+    # Read once: each size takes as long as a check.
+    (_, q_heads, _, depth), (*kv_rows, key_depth), (*value_rows, value_depth) = query.shape, key.shape, value.shape
+    kv_heads = kv_rows[1]
+    if q_heads == 0 or kv_heads == 0 or value_rows[1] == 0 or depth == 0 or key_depth == 0 or value_depth == 0:
         raise ValueError(
-            f"Expect query and key/value to have the same embedding dimension but got E={query.size(-1)} and "
-            f"E={key.size(-1)}."
+            "Expected at least one head, and a depth of at least 1, but got "
+            f"{_shapes(query=query, key=key, value=value)}"
         )
-    if any(one.dim() != 4 for one in tensors.values()):
-        shapes = ", ".join(f"{name} {list(one.shape)}" for name, one in tensors.items())
-        raise NotImplementedError(
-            f"NYI: query, key, and value must be 4D tensors [batch, heads, length, depth], but got {shapes}: unsqueeze "
-            "them"
-        )
+    if depth != key_depth:
+        _refuse_depths(depth, key_depth)
     check_device(query)
     if query.dtype not in (*DTYPES, torch.float64) or not (
         key.dtype.is_floating_point and value.dtype.is_floating_point
@@ -82,18 +77,39 @@ def check_tensors(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, e
             "bfloat16 or float16 (or float64, computed unfused), and keys and values of the same type or "
             "another floating one"
         )
-    if key.size(1) != value.size(1) or key.size(2) != value.size(2) or key.size(0) != value.size(0):
+    if kv_rows != value_rows:
         raise ValueError(f"key and value differ in batch, heads or length: {list(key.shape)} and {list(value.shape)}")
-    if not enable_gqa and query.size(1) != key.size(1):
+    if not enable_gqa and q_heads != kv_heads:
         raise ValueError(
-            f"Expect query and key/value to have the same number of heads but got Hq={query.size(1)} and "
-            f"Hkv={key.size(1)}. Try setting enable_gqa=True for GQA."
+            f"Expect query and key/value to have the same number of heads but got Hq={q_heads} and "
+            f"Hkv={kv_heads}. Try setting enable_gqa=True for GQA."
         )
-    if query.size(1) % key.size(1) != 0:
+    if q_heads % kv_heads != 0:
         raise ValueError(
             "Expect number of query heads to be a multiple of kv heads for GQA but got "
-            f"Hq={query.size(1)} and Hkv={key.size(1)}."
+            f"Hq={q_heads} and Hkv={kv_heads}."
         )
+
+
+def _shapes(**tensors: torch.Tensor) -> str:
+    return ", ".join(f"{name} {list(one.shape)}" for name, one in tensors.items())
+
+
+def _refuse_depths(depth: int, key_depth: int) -> NoReturn:
+    raise ValueError(
+        f"Expect query and key/value to have the same embedding dimension but got E={depth} and E={key_depth}."
+    )
+
+
+def _refuse_dimensions(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> NoReturn:
+    shapes = _shapes(query=query, key=key, value=value)
+    if query.dim() < 2 or key.dim() < 2 or value.dim() < 2:
+        raise ValueError(f"Expected query, key, and value to all be  at least 2 dimensional, but got {shapes}")
+    if query.size(-1) != key.size(-1):
+        _refuse_depths(query.size(-1), key.size(-1))
+    raise NotImplementedError(
+        f"NYI: query, key, and value must be 4D tensors [batch, heads, length, depth], but got {shapes}: unsqueeze them"
+    )
 
 
 def check_mods(score_mod: Any, mask_mod: Any) -> None:
