@@ -154,7 +154,7 @@ TEST(CacheFolder, IsNeverOneThatAllUsersShare) {
   EXPECT_EQ(folder_for("", "", "/home/x"), "/home/x/.cache/flashlift");
   EXPECT_EQ(folder_for(nullptr, "relative", "/home/x"), "/home/x/.cache/flashlift");
   for (const char* none : {static_cast<const char*>(nullptr), "", "relative", "."}) {
-    EXPECT_TRUE(folder_for(nullptr, nullptr, none).starts_with("error: HOME"));
+    EXPECT_TRUE(folder_for(nullptr, nullptr, none).starts_with("error: the caches lie in HOME"));
   }
   EXPECT_NE(folder_for("relative", "/c", "/home/x").find("FLASHLIFT_CACHE_DIR is relative"), std::string::npos);
 }
