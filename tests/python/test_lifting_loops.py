@@ -93,6 +93,36 @@ def test_training_steps(step):
     assert f"bool[{HEADS},{TOKENS}" not in str(found), "a mask of constants is not a program"
 
 
+@pytest.mark.parametrize("moves", [False, True], ids=["same", "changed"])
+def test_rotations_and_masks_that_a_checkpoint_computes_again(moves):
+    """The first loop reads them from before it, the second one computes them in each iteration. If layers change the
+    positions, these are stored."""
+
+    def rotate(x, positions):
+        angles = positions[:, None] * jnp.array([1.0, 0.1, 0.01, 0.001])
+        a, b = jnp.split(x, 2, -1)
+        sin, cos = jnp.sin(angles), jnp.cos(angles)
+        return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], -1)
+
+    def body(carry, weights, segments):
+        x, positions = carry
+        q, k, v = (jnp.einsum("nc,chd->hnd", x, w) for w in weights)
+        s = jnp.einsum("hqd,hkd->hqk", rotate(q, positions), rotate(k, positions)) / 3
+        keep = (segments[:, None] == segments) & (positions[:, None] >= positions)
+        out = jnp.einsum("hqk,hkd->hqd", jax.nn.softmax(jnp.where(keep, s, -1e9)), v)
+        return x + out.swapaxes(0, 1).reshape(x.shape), (positions[::-1] if moves else positions)
+
+    def loss(weights, x, positions, segments):
+        one = jax.checkpoint(lambda carry, w: (body(carry, w, segments), None), policy=POLICIES.dots_saveable)
+        return jnp.sum(jnp.sin(lax.scan(one, (x, positions), tuple(weights))[0][0]))
+
+    weights = normal(1, 3, LAYERS, HEADS * DEPTH, HEADS, DEPTH)
+    positions = jnp.arange(TOKENS, dtype=jnp.float32) % 10
+    segments = jnp.arange(TOKENS) // 10
+    found = report(jax.value_and_grad(loss), weights, normal(2, TOKENS, HEADS * DEPTH), positions, segments)
+    assert count(found) == (2, 1), found
+
+
 def test_division_behind_the_values():
     """The first loop stores the product of exponentials and values divided by squared row sums."""
 

@@ -11,11 +11,29 @@ namespace {
 constexpr int kMostSteps = 2000;
 constexpr int kMostDepth = 400;
 
-mlir::Value without_barriers(mlir::Value value) {
-  while (const mlir::Value same = same_number(value)) {
+// What a loop carries unchanged is in each iteration what it was before the loop.
+mlir::Value before_loop(mlir::Value value) {
+  const auto argument = mlir::dyn_cast<mlir::BlockArgument>(value);
+  mlir::Operation* const loop = argument ? argument.getOwner()->getParentOp() : nullptr;
+  if (loop == nullptr || kind(loop) != OpKind::kWhile || argument.getOwner() != &block(loop, 1)) {
+    return nullptr;
+  }
+  const mlir::ValueRange returned = argument.getOwner()->back().getOperands();
+  const unsigned number = argument.getArgNumber();
+  const bool is_carried = number < returned.size() && number < loop->getNumOperands();
+  return is_carried && returned[number] == argument ? loop->getOperand(number) : nullptr;
+}
+
+// The value that comes through barriers, or into loops, as this one.
+mlir::Value source(mlir::Value value) {
+  for (;;) {
+    mlir::Value same = same_number(value);
+    same = same ? same : before_loop(value);
+    if (!same) {
+      return value;
+    }
     value = same;
   }
-  return value;
 }
 
 // Compares the properties, which hold an operation's own attributes: getAttrDictionary() leaves these out if it does
@@ -43,7 +61,7 @@ size_t SameValues::hash(mlir::Value value) {
   if (hash != 0) {
     return hash;
   }
-  llvm::SmallVector<mlir::Value, kMostOperations> values = {without_barriers(value)};
+  llvm::SmallVector<mlir::Value, kMostOperations> values = {source(value)};
   for (size_t i = 0; i < values.size() && i < kMostOperations; ++i) {
     const auto result = llvm::dyn_cast<mlir::OpResult>(values[i]);
     if (!result) {
@@ -53,15 +71,15 @@ size_t SameValues::hash(mlir::Value value) {
     mlir::Operation* const op = result.getOwner();
     hash = llvm::hash_combine(hash, op->getName(), result.getResultNumber(), values[i].getType());
     for (const mlir::Value operand : op->getOperands()) {
-      values.push_back(without_barriers(operand));
+      values.push_back(source(operand));
     }
   }
   return hash;
 }
 
 bool SameValues::compare(mlir::Value x, mlir::Value y, int depth) {
-  x = without_barriers(x);
-  y = without_barriers(y);
+  x = source(x);
+  y = source(y);
   if (x == y) {
     return true;
   }

@@ -7,8 +7,8 @@
 namespace flashlift::stablehlo {
 
 // A rematerialised backward pass recomputes values of the forward pass, from the same tensors after optimization
-// barriers. Values are the same if pure operations that differ at most in their locations compute them from the same
-// values. False if the comparison takes too long.
+// barriers; in a loop, also from tensors that another loop computed before it. Values are the same if pure operations
+// that differ at most in their locations compute them from the same values. False if the comparison takes too long.
 class SameValues {
  public:
   bool operator()(mlir::Value x, mlir::Value y);
