@@ -193,11 +193,11 @@ std::vector<mlir::Value> move_masks_into(mlir::Operation* loop) {
   mlir::OpBuilder builder = mlir::OpBuilder::atBlockBegin(&body);
   std::vector<mlir::Value> carried;
   mlir::IRMapping copies;
+  const auto is_invariant = [&](unsigned carry) { return body.back().getOperand(carry) == body.getArgument(carry); };
   for (unsigned carry = 0; carry < loop->getNumOperands(); ++carry) {
-    const mlir::BlockArgument argument = body.getArgument(carry);
     mlir::Value tensor = loop->getOperand(carry);
     const auto computation =
-        body.back().getOperand(carry) == argument && feeds_softmax(argument) ? mask_computation(tensor) : std::nullopt;
+        is_invariant(carry) && feeds_softmax(body.getArgument(carry)) ? mask_computation(tensor) : std::nullopt;
     if (!computation || computation->operations.empty()) {
       continue;
     }
@@ -212,8 +212,14 @@ std::vector<mlir::Value> move_masks_into(mlir::Operation* loop) {
         builder.clone(op, copies);
       }
     }
-    mlir::Value(argument).replaceUsesWithIf(copies.lookup(tensor),
-                                            [&](mlir::OpOperand& use) { return use.getOwner() != &body.back(); });
+  }
+  // Also what a mask was computed from, such as segments, of which the body may compute the same mask itself.
+  for (unsigned carry = 0; carry < loop->getNumOperands(); ++carry) {
+    if (const mlir::Value copy = copies.lookupOrNull(loop->getOperand(carry)); copy && is_invariant(carry)) {
+      mlir::Value(body.getArgument(carry)).replaceUsesWithIf(copy, [&](mlir::OpOperand& use) {
+        return use.getOwner() != &body.back();
+      });
+    }
   }
   return carried;
 }

@@ -255,6 +255,30 @@ def test_an_inner_loop_whose_result_an_outer_loop_carries_for_nothing():
     assert "sine" in jax.jit(train).lower(weights, x).as_text()  # JAX has not removed it
 
 
+def test_microbatches_with_their_own_segments():
+    """A checkpoint computes the mask again from the segments; the first loop over layers has it from before the loop,
+    where each iteration over microbatches slices the segments."""
+
+    def loss(weights, x, segments):
+        keep = lambda: segments[:, None] == segments
+        one = jax.checkpoint(lambda x, w: (layer(x, *w, keep()), None), policy=POLICIES.dots_saveable)
+        return jnp.sum(jnp.sin(lax.scan(one, x, weights)[0]))
+
+    def step(weights, x, segments):
+        gradient = lambda total, batch: (total + jax.grad(loss)(weights, *batch), None)
+        return lax.scan(gradient, jnp.zeros_like(weights), (x, segments))[0]
+
+    def layer(x, q, k, v, keep):
+        q, k, v = (jnp.tanh(jnp.einsum("nc,chd->nhd", x, w)) for w in (q, k, v))
+        p = jax.nn.softmax(jnp.where(keep, jnp.einsum("qhd,khd->hqk", q, k) / 3, -1e9))
+        return x + jnp.sin(jnp.einsum("hqk,khd->qhd", p, v).reshape(x.shape))
+
+    segments = jnp.arange(TOKENS)[None] // jnp.array([[5], [10]])
+    weights = normal(1, LAYERS, 3, HEADS * DEPTH, HEADS, DEPTH)
+    found = report(step, weights, normal(2, 2, TOKENS, HEADS * DEPTH), segments)
+    assert count(found) == (2, 1), found
+
+
 def test_a_mask_that_is_computed_before_an_outer_loop():
     def loss(weights, x, segments):
         mask = segments[:, None] == segments
