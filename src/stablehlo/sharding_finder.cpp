@@ -48,6 +48,17 @@ Sharding through_reshape(const Sharding& from, llvm::ArrayRef<int64_t> source, l
   return to;
 }
 
+// The same dimensions, some of which have another size.
+std::optional<Sharding> through_sizes(std::optional<Sharding> from, llvm::ArrayRef<int64_t> source,
+                                      llvm::ArrayRef<int64_t> target) {
+  for (size_t i = 0; from && i < from->dims.size(); ++i) {
+    if (source[i] != target[i]) {
+      from->dims[i].clear();
+    }
+  }
+  return from;
+}
+
 Sharding through_transpose(mlir::Operation* op, const Sharding& from) {
   Sharding to = unsplit(from, from.dims.size());
   for (const auto [i, dim] : llvm::enumerate(permutation(op))) {
@@ -160,8 +171,8 @@ std::optional<Sharding> ShardingFinder::find(mlir::Value value, int depth) {
     if (parent != nullptr && kind(parent) == OpKind::kSdyManualComputation && number < parent->getNumOperands()) {
       return of_argument(parent, number, depth);
     }
-    const bool is_loop = parent != nullptr && kind(parent) == OpKind::kWhile && number < parent->getNumOperands();
-    return is_loop ? of(parent->getOperand(number), depth) : std::nullopt;
+    const bool is_loop = parent != nullptr && kind(parent) == OpKind::kWhile;
+    return is_loop ? of_carried(parent, number, depth) : std::nullopt;
   }
   const unsigned number = mlir::cast<mlir::OpResult>(value).getResultNumber();
   const auto of_operand = [&](unsigned i) { return of(op->getOperand(i), depth); };
@@ -172,6 +183,7 @@ std::optional<Sharding> ShardingFinder::find(mlir::Value value, int depth) {
     case OpKind::kSdyManualComputation:
       return of_result(op, number, depth);
     case OpKind::kWhile:
+      return of_carried(op, number, depth);
     case OpKind::kOptimizationBarrier:
       return number < op->getNumOperands() ? of_operand(number) : std::nullopt;
     case OpKind::kTranspose: {
@@ -187,15 +199,12 @@ std::optional<Sharding> ShardingFinder::find(mlir::Value value, int depth) {
       return from ? std::optional(through_broadcast(op, *from)) : std::nullopt;
     }
     case OpKind::kSlice:
+    case OpKind::kDynamicSlice:
     case OpKind::kConcatenate:
-    case OpKind::kDynamicUpdateSlice: {
-      auto from = of_operand(0);
-      for (size_t i = 0; from && i < from->dims.size(); ++i) {
-        if (shape(op->getOperand(0))[i] != shape(value)[i]) {
-          from->dims[i].clear();
-        }
-      }
-      return from;
+      return through_sizes(of_operand(0), shape(op->getOperand(0)), shape(value));
+    case OpKind::kDynamicUpdateSlice: {  // of a tensor of zeros, if a loop stores a value of each iteration
+      const auto whole = of_operand(0);
+      return whole && whole->splits() ? whole : through_sizes(of_operand(1), shape(op->getOperand(1)), shape(value));
     }
     case OpKind::kDotGeneral:
       return through_product(op, of_operand(0), of_operand(1));
@@ -211,6 +220,20 @@ std::optional<Sharding> ShardingFinder::find(mlir::Value value, int depth) {
       return first;
     }
   }
+}
+
+std::optional<Sharding> ShardingFinder::of_carried(mlir::Operation* loop, unsigned number, int depth) {
+  if (number >= loop->getNumOperands()) {
+    return std::nullopt;
+  }
+  auto start = of(loop->getOperand(number), depth);
+  if (start && start->splits()) {
+    return start;
+  }
+  mlir::Block& body = block(loop, 1);
+  const bool has_end = !body.empty() && number < body.back().getNumOperands();
+  auto end = has_end ? of(body.back().getOperand(number), depth) : std::nullopt;
+  return end ? end : start;
 }
 
 std::optional<Sharding> ShardingFinder::of_argument(mlir::Operation* computation, unsigned number, int depth) {

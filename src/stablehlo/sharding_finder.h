@@ -32,6 +32,8 @@ class ShardingFinder {
  private:
   std::optional<Sharding> of(mlir::Value value, int depth = 0);
   std::optional<Sharding> find(mlir::Value value, int depth);
+  // Of what a loop carries: as it starts or, such as zeros to which iterations write, as an iteration returns it.
+  std::optional<Sharding> of_carried(mlir::Operation* loop, unsigned number, int depth);
   // Of an argument of a manual computation, within it: over the axes that are not manual.
   std::optional<Sharding> of_argument(mlir::Operation* computation, unsigned number, int depth);
   // Of a result of a manual computation.

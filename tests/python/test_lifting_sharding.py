@@ -3,7 +3,11 @@ them.
 """
 
 import flashlift.stablehlo
+import jax
+import jax.numpy as jnp
 import pytest
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
 
 MESH = '  sdy.mesh @mesh = <["data"=2, "model"=2]>\n'
 QKV, PLANE = "tensor<4x4x8x16xf32>", "tensor<4x4x8x8xf32>"
@@ -265,6 +269,38 @@ module @m attributes {{mhlo.num_partitions = 4 : i32}} {{
     assert result.fused_count == 1 and "attn b2 hq2 hkv2" in result.module
     (line,) = (line for line in result.module.splitlines() if 'manual_axes{"model"}' in line)
     assert line.count('<@mesh, [{}, {"model"}, {}, {}]>') == 4
+
+
+@pytest.mark.parametrize("checkpoint", [lambda f: f, jax.checkpoint], ids=["stored", "checkpoint"])
+@pytest.mark.parametrize(
+    "of_x, of_weights, shape",
+    [
+        (P("data"), P(), "b1 hq4 hkv4 sq8"),
+        (P(None, "data"), P(), "b4 hq4 hkv4 sq2"),
+        (P(), P(None, None, None, "data"), "b4 hq1 hkv1 sq8"),
+    ],
+    ids=["batches", "queries", "heads"],
+)
+def test_gradients_of_loops_over_layers(of_x, of_weights, shape, checkpoint):
+    """The backward loop reads stored tensors, which start as zeros, and slices of all layers' weights."""
+    mesh = jax.sharding.AbstractMesh((4,), ("data",), axis_types=(AxisType.Auto,))
+
+    def layer(x, weights):
+        q, k, v = jnp.einsum("bse,nehd->nbhsd", x, weights)
+        p = jax.nn.softmax(jnp.einsum("bhqd,bhkd->bhqk", q, k))
+        return x + jnp.einsum("bhqk,bhkd->bqhd", p, v).reshape(x.shape), None
+
+    def loss(weights, x):
+        return jnp.sum(jnp.sin(jax.lax.scan(checkpoint(layer), x, weights)[0]))
+
+    shapes = [
+        jax.ShapeDtypeStruct(sizes, "float32", sharding=NamedSharding(mesh, spec))
+        for sizes, spec in [((2, 3, 16, 4, 4), of_weights), ((4, 8, 16), of_x)]
+    ]
+    module = jax.jit(jax.grad(loss)).trace(*shapes).lower(lowering_platforms=("cpu",)).as_text()
+    result = flashlift.stablehlo.fuse(module, gradients=True)
+    assert [(each.fused, " lse" in each.problem) for each in result.candidates] == [(True, False), (True, True)], result
+    assert result.module.count(f"attn {shape}") == 3, "two forward passes and a backward pass"
 
 
 def test_annotations_that_are_still_read():
