@@ -335,6 +335,11 @@ def _export_and_fuse(flat: Callable, shapes: list[jax.ShapeDtypeStruct], strict:
                 "JAX exports no function of arrays that explicit axes split within a shard_map over other axes; "
                 "expected all axes of the mesh in its axis_names, or others of type Auto"
             )
+        elif isinstance(error, NotImplementedError) and "host_callbacks" in str(error):
+            error = UnsupportedError(
+                "the function calls Python (jax.debug.print, jax.pure_callback, io_callback), and JAX exports no such "
+                "function; take these calls out of it, or fuse a part without them"
+            )
         if strict:
             raise error
         reason = str(error) or "JAX cannot export the function: it may use the name of an axis outside of it"
