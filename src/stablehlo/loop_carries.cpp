@@ -169,10 +169,13 @@ std::optional<MaskComputation> mask_computation(mlir::Value tensor) {
     const int64_t size = elements(value);
     mlir::Operation* const op = value.getDefiningOp();
     const auto literal = constant(value);
-    const bool is_copied =
-        op != nullptr && op->getBlock() == tensor.getParentBlock() && op->getNumRegions() == 0 &&
-        op->getNumResults() == 1 && is_removable(op) && !is_dot(op) && found.operations.size() < kMost &&
-        (kind(op) != OpKind::kConstant || (literal && (literal.isSplat() || size <= kLargestLiteral)));
+    const bool is_short = literal && (literal.isSplat() || size <= kLargestLiteral);
+    const bool is_copied = op != nullptr && op->getBlock() == tensor.getParentBlock() && op->getNumRegions() == 0 &&
+                           op->getNumResults() == 1 && is_removable(op) && !is_dot(op) &&
+                           found.operations.size() < kMost && (kind(op) != OpKind::kConstant || is_short);
+    if (is_short && !is_copied) {
+      continue;  // from outside of an outer loop, where the body can read it, too
+    }
     if (is_copied) {
       if (found.operations.insert(op)) {
         llvm::append_range(pending, op->getOperands());
