@@ -261,6 +261,20 @@ def test_one_query_of_grouped_heads():
     assert "grouped attention of 1 queries x 12 heads" in str(report), report
 
 
+@pytest.mark.parametrize("depths", [(1, 1), (16, 1), (1, 8)], ids=str)
+@pytest.mark.parametrize("with_output", [True, False])
+def test_queries_and_values_of_one_column(depths, with_output):
+    """A regression from points to one value each, for example."""
+    of_queries, of_values = depths
+
+    def function(q, k, v, d_out):
+        out, pullback = jax.vjp(attention, q, k, v)
+        return (out if with_output else ()), pullback(d_out)
+
+    shapes = (2, 20, 3, of_queries), (2, 24, 3, of_queries), (2, 24, 3, of_values), (2, 20, 3, of_values)
+    assert run_both_ways(function, [normal(*shape) for shape in shapes]).fused_count == 1
+
+
 def test_shared_operands_that_are_larger_than_the_scores_are_not_repeated():
     q, k, v = normal(8, 2, 2, 3, 64), normal(2, 100, 3, 64), normal(8, 2, 100, 3, 64)
     function = jax.vmap(attention, (0, None, 0))

@@ -305,6 +305,30 @@ ScoreUses read_score_uses(Plane& plane, const Probabilities& probabilities, cons
   return uses;
 }
 
+namespace {
+
+// The indices of the dimensions that a product sums, which run through `depth`, apart from those of one element.
+// Nothing if they do not.
+std::optional<std::vector<Affine>> summed_indices(mlir::Operation* product, const std::vector<int>& depth,
+                                                  const std::vector<int64_t>& sizes) {
+  const auto of_operand = shape(product->getOperand(0));
+  std::vector<Affine> indices;
+  size_t next = 0;
+  for (const int64_t d : operand_dims(product, 0).contract) {
+    const int64_t size = of_operand[static_cast<size_t>(d)];
+    if (size == 1) {
+      indices.emplace_back();
+    } else if (next < depth.size() && sizes[static_cast<size_t>(depth[next])] == size) {
+      indices.push_back(affine_atom(depth[next++]));
+    } else {
+      return std::nullopt;
+    }
+  }
+  return next == depth.size() ? std::optional(std::move(indices)) : std::nullopt;
+}
+
+}  // namespace
+
 std::vector<GradientProduct> gradient_products(const Plane& plane, const std::vector<int>& value_depth) {
   std::vector<GradientProduct> found;
   for (const Evaluator::Place& place : plane.evaluator->places()) {
@@ -315,20 +339,17 @@ std::vector<GradientProduct> gradient_products(const Plane& plane, const std::ve
     const std::vector<Affine> of_place = affine_of(place.indices);
     const bool is_of_plane = std::any_of(of_place.begin(), of_place.end(),
                                          [&](const Affine& i) { return plane.evaluator->runs_over_keys(i); });
-    if (!is_of_plane || operand_dims(product, 0).contract.size() != value_depth.size()) {
+    const auto depth = summed_indices(product, value_depth, plane.sizes);
+    if (!is_of_plane || !depth) {
       continue;
     }
     GradientProduct candidate{.product = product, .formula = place.formula};
-    std::vector<Affine> depth;
-    for (const int atom : value_depth) {
-      depth.push_back(affine_atom(atom));
-    }
     const auto batch_end = of_place.begin() + static_cast<std::ptrdiff_t>(operand_dims(product, 0).batch.size());
     auto free = batch_end;
     for (unsigned side = 0; side < 2; ++side) {
       const OperandDims own = operand_dims(product, side);
       const auto free_end = free + static_cast<std::ptrdiff_t>(own.free.size());
-      candidate.indices[side] = operand_indices(own, {of_place.begin(), batch_end}, depth, {free, free_end});
+      candidate.indices[side] = operand_indices(own, {of_place.begin(), batch_end}, *depth, {free, free_end});
       free = free_end;
     }
     found.push_back(std::move(candidate));
