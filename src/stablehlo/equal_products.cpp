@@ -1,13 +1,12 @@
 #include "stablehlo/equal_products.h"
 
-#include "stablehlo/lift/same_value.h"
-
 namespace flashlift::stablehlo {
 
-MergedProducts merge_equal_products(mlir::Operation* product, const std::vector<mlir::Operation*>& others) {
+MergedProducts merge_equal_products(mlir::Operation* product, const std::vector<mlir::Operation*>& others,
+                                    SameValues::Barriers barriers) {
   MergedProducts merged;
   const mlir::Value scores = product->getResult(0);
-  SameValues are_same;
+  SameValues are_same(barriers);
   for (mlir::Operation* other : others) {
     if (other == product || other->getBlock() != product->getBlock() ||
         other->getResult(0).getType() != scores.getType() || !product->isBeforeInBlock(other) ||

@@ -7,6 +7,7 @@
 
 #include "mlir/IR/Operation.h"
 #include "mlir/IR/Value.h"
+#include "stablehlo/lift/same_value.h"
 
 namespace flashlift::stablehlo {
 
@@ -18,10 +19,11 @@ struct MergedProducts {
   bool empty() const { return products.empty(); }
 };
 
-// Those of `others` that come after `product` in its block and compute the same. Pass only products whose exponentials
-// are not summed: if these are scores, they use the log-sum-exp of `product`. A checkpointed layer, which recomputes
-// its whole softmax, is an attention of its own.
-MergedProducts merge_equal_products(mlir::Operation* product, const std::vector<mlir::Operation*>& others);
+// Those of `others` that come after `product` in its block and compute the same. A checkpointed layer, which recomputes
+// its whole softmax after a barrier, is an attention of its own: ignore barriers only for products whose exponentials
+// are not summed. If these are scores, they use the log-sum-exp of `product`.
+MergedProducts merge_equal_products(mlir::Operation* product, const std::vector<mlir::Operation*>& others,
+                                    SameValues::Barriers barriers);
 void take_back(const MergedProducts& merged);
 
 }  // namespace flashlift::stablehlo

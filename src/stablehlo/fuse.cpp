@@ -310,29 +310,41 @@ class Fuser {
     if (!gradients_ || first == nullptr || (found.ok() && found->gradient)) {
       return;
     }
-    std::vector<mlir::Operation*> others;
-    std::copy_if(products_.begin(), products_.end(), std::back_inserter(others),
-                 [&](mlir::Operation* other) { return !erased_.contains(other) && reads_log_sum_exp(other); });
-    merged = merge_equal_products(first, others);
-    if (merged.empty()) {
-      return;
+    // The backward pass computes the probabilities from the log-sum-exp of the forward pass, or by a softmax of its own
+    // while it reads the output of the forward pass.
+    for (const auto barriers : {SameValues::Barriers::kIgnored, SameValues::Barriers::kKept}) {
+      std::vector<mlir::Operation*> others;
+      std::copy_if(products_.begin(), products_.end(), std::back_inserter(others), [&](mlir::Operation* other) {
+        return !erased_.contains(other) && reads_log_sum_exp(other) == (barriers == SameValues::Barriers::kIgnored);
+      });
+      merged = merge_equal_products(first, others, barriers);
+      if (!merged.empty() && lift_merged(product, found, merged, barriers)) {
+        return;
+      }
     }
+  }
+
+  bool lift_merged(mlir::Operation* product, Outcome<LiftedAttention>& found, MergedProducts& merged,
+                   SameValues::Barriers barriers) {
     work_.forget();
     Outcome<LiftedAttention> again =
         found.ok() ? lift_with_gradient(*found, work_) : lift_attention(product, gradients_, work_);
     if (again.ok()) {
       found = std::move(again);
-      return;
+      return true;
     }
     stablehlo::take_back(merged);
     work_.forget();
-    for (mlir::Operation* other : merged.products) {
-      work_.refused_gradients.try_emplace(other, again.error());
+    if (barriers == SameValues::Barriers::kIgnored) {
+      for (mlir::Operation* other : merged.products) {
+        work_.refused_gradients.try_emplace(other, again.error());
+      }
+      if (!found.ok()) {
+        found = std::move(again);  // says what stands in the way of all that uses the scores
+      }
     }
     merged = {};
-    if (!found.ok()) {
-      found = std::move(again);  // says what stands in the way of all that uses the scores
-    }
+    return false;
   }
 
   // The reason for the report. A product in the backward pass of an unfused attention refers to that attention,

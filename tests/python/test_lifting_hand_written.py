@@ -184,6 +184,44 @@ def test_other_backward_passes_stay_with_a_reason(name):
     assert any(not candidate.fused and candidate.reason for candidate in candidates), report
 
 
+# Backward passes with a softmax of their own, which read the output of the forward pass: the masks of both passes.
+OWN_SOFTMAX = {
+    "plain": (lambda s: s, lambda s: s),
+    "causal": (where_causal, where_causal),
+    "causal by -inf": (lambda s: jnp.where(causal(), s, -jnp.inf), lambda s: jnp.where(causal(), s, -jnp.inf)),
+}
+ANOTHER_SOFTMAX = {
+    "another mask": (lambda s: s, where_causal),
+    "without the mask": (where_causal, lambda s: s),
+    "another scale": (lambda s: s, lambda s: 0.99 * s),
+    "another bias": (lambda s: s, lambda s: s + 0.01 * jnp.arange(T)),
+}
+
+
+def with_own_softmax(masks, checkpointed=False):
+    def attend(q, k, v):
+        e, z, m = softmax(masks[0](products(q, k) * SCALE))
+        return weigh(e / z, v), (m + jnp.log(z))[..., 0]
+
+    attention = with_output_saved(attend, lambda q, k, lse: jax.nn.softmax(masks[1](products(q, k) * SCALE), -1))
+    return jax.checkpoint(attention) if checkpointed else attention
+
+
+@pytest.mark.parametrize("checkpointed", [False, True])
+@pytest.mark.parametrize("name", OWN_SOFTMAX)
+def test_own_softmax_beside_the_output_of_the_forward_pass(name, checkpointed):
+    function = with_own_softmax(OWN_SOFTMAX[name], checkpointed)
+    candidates, report = fused(function, *qkv(), gradients=True, tolerance=3e-5)
+    assert [candidate.fused for candidate in candidates] == [True] * (1 + checkpointed), report
+
+
+@pytest.mark.parametrize("name", ANOTHER_SOFTMAX)
+def test_another_softmax_beside_the_output_of_the_forward_pass(name):
+    candidates, report = fused(with_own_softmax(ANOTHER_SOFTMAX[name]), *qkv(), gradients=True, tolerance=3e-5)
+    assert sum(candidate.fused for candidate in candidates) == 1, report  # the forward pass
+    assert any(not candidate.fused and candidate.reason for candidate in candidates), report
+
+
 def with_exponentials_again(mask=lambda s: s, saved=lambda m, z: (m, z), row_sum=lambda p, d_p: (p * d_p).sum(-1)):
     """The backward pass computes the exponentials again, and divides them by the row sum of the forward pass."""
 

@@ -24,18 +24,6 @@ mlir::Value before_loop(mlir::Value value) {
   return is_carried && returned[number] == argument ? loop->getOperand(number) : nullptr;
 }
 
-// The value that comes through barriers, or into loops, as this one.
-mlir::Value source(mlir::Value value) {
-  for (;;) {
-    mlir::Value same = same_number(value);
-    same = same ? same : before_loop(value);
-    if (!same) {
-      return value;
-    }
-    value = same;
-  }
-}
-
 // Compares the properties, which hold an operation's own attributes: getAttrDictionary() leaves these out if it does
 // not know the operation.
 bool have_equal_attributes(mlir::Operation* x, mlir::Operation* y) {
@@ -49,6 +37,18 @@ bool are_equal_but_for_operands(mlir::Operation* x, mlir::Operation* y) {
 }
 
 }  // namespace
+
+// The value that comes into loops, or through barriers unless they are kept, as this one.
+mlir::Value SameValues::source(mlir::Value value) const {
+  for (;;) {
+    mlir::Value same = barriers_ == Barriers::kIgnored ? same_number(value) : nullptr;
+    same = same ? same : before_loop(value);
+    if (!same) {
+      return value;
+    }
+    value = same;
+  }
+}
 
 bool SameValues::operator()(mlir::Value x, mlir::Value y) {
   steps_ = kMostSteps;

@@ -11,16 +11,21 @@ namespace flashlift::stablehlo {
 // that differ at most in their locations compute them from the same values. False if the comparison takes too long.
 class SameValues {
  public:
+  enum class Barriers { kIgnored, kKept };
+  explicit SameValues(Barriers barriers = Barriers::kIgnored) : barriers_(barriers) {}
+  // Kept: values are only the same if they are computed from the same results of barriers.
   bool operator()(mlir::Value x, mlir::Value y);
 
  private:
   // A hash of the operations nearest to a value: equal for the same values, and for few others.
   size_t hash(mlir::Value value);
   bool compare(mlir::Value x, mlir::Value y, int depth);
+  mlir::Value source(mlir::Value value) const;
   bool have_equal_regions(mlir::Operation* x, mlir::Operation* y, int depth);
 
   llvm::DenseMap<std::pair<mlir::Value, mlir::Value>, bool> known_;
   llvm::DenseMap<mlir::Value, size_t> hashes_;
+  Barriers barriers_;
   int steps_ = 0;  // left
 };
 
