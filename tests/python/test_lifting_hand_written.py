@@ -99,6 +99,22 @@ def test_right_backward_passes_are_fused(name):
     assert len(candidates) == 1 and candidates[0].fused, report
 
 
+@pytest.mark.parametrize("diagonal", [0, -1])
+@pytest.mark.parametrize("size", [4, 8, 13, 16, 32])
+def test_as_many_queries_as_keys_below_a_diagonal(size, diagonal):
+    """Each row has a key if the mask keeps the diagonal. Otherwise the first one has none, and the gradient reaches
+    scores that the mask replaced."""
+
+    def mask(s):
+        return jnp.where(jnp.tril(jnp.ones((size, size), bool), diagonal), s, -1e9)
+
+    rng = np.random.default_rng(size)
+    q, k, v = (jnp.asarray(rng.standard_normal((1, 2, size, 8)), jnp.float32) for _ in range(3))
+    function = with_exponentials_again(mask)
+    candidates, report = fused(function, q, k, v, gradients=True, tolerance=3e-5)
+    assert all(candidate.fused == (diagonal == 0) for candidate in candidates), report
+
+
 def with_output_saved(attend, probabilities):
     """Attention whose backward pass reads the output and the log-sum-exp that attend(q, k, v) returns, from which
     probabilities(q, k, lse) follow."""

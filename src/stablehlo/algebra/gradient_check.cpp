@@ -464,6 +464,7 @@ Proof GradientCheck::compare_rows(SymId formula, const CompareRow& compare, SymI
         atoms[atom] = static_cast<int64_t>((trial * 7919 + static_cast<uint64_t>(row) * 104729 + atom * 1299709) %
                                            static_cast<uint64_t>(std::max<int64_t>(sizes_[atom], 1)));
       }
+      leave_a_key(atoms, draw);
       const auto note = [&](NumericRow& numbers) {
         if (draw.conditions.empty()) {
           branches.note(numbers, parts_.undropped, static_cast<size_t>(sizes_[kKeyAtom]));
@@ -544,13 +545,41 @@ bool GradientCheck::overflows(NumericRow& numbers) const {
   });
 }
 
+// Whether no row meets the condition with all of its keys, as none is left out whole by a causal mask.
+bool GradientCheck::is_impossible(const Met& met) const {
+  return keeps_a_key_(met.holds ? arena_.op(Op::k_not, {met.condition}) : met.condition);
+}
+
+// Changes the seed, which selects the half of the keys that meet the conditions, if these are all keys that do not meet
+// them by their positions, although there is no such row.
+void GradientCheck::leave_a_key(const std::vector<int64_t>& atoms, Draw& draw) const {
+  constexpr int kMostTries = 8;
+  if (draw.met.empty() || draw.met_by_all) {
+    return;
+  }
+  const auto met_by_all_keys = [&](const Met& met) {
+    NumericRow numbers(arena_, sizes_, atoms, draw);
+    for (size_t key = 0; key < static_cast<size_t>(sizes_[kKeyAtom]); ++key) {
+      if (numbers.holds(met.condition, key) != met.holds) {
+        return false;
+      }
+    }
+    return true;
+  };
+  for (int tries = 0; tries < kMostTries; ++tries) {
+    if (std::none_of(draw.met.begin(), draw.met.end(), [&](const Met& met) {
+          return met.number == kNoSym && met_by_all_keys(met) && is_impossible(met);
+        })) {
+      return;
+    }
+    ++draw.seed;
+  }
+}
+
 // Makes all keys of a row meet the draws' conditions, where that is possible. If only half of the keys meet a
 // condition, they may have no probability beside the others, for example if -40 is added to their scores.
 std::vector<Draw> GradientCheck::by_all_keys(std::vector<Draw> draws) {
-  std::erase_if(draws, [&](const Draw& draw) {
-    const Met& met = draw.met[0];
-    return keeps_a_key_(met.holds ? arena_.op(Op::k_not, {met.condition}) : met.condition);
-  });
+  std::erase_if(draws, [&](const Draw& draw) { return is_impossible(draw.met[0]); });
   for (Draw& draw : draws) {
     draw.met_by_all = true;
   }

@@ -65,6 +65,8 @@ class GradientCheck {
   double scale_of_scores() const;
   bool overflows(NumericRow& numbers) const;
   std::vector<Draw> by_all_keys(std::vector<Draw> draws);
+  bool is_impossible(const Met& met) const;
+  void leave_a_key(const std::vector<int64_t>& atoms, Draw& draw) const;
 
   SymArena& arena_;
   const std::vector<int64_t>& sizes_;
