@@ -62,13 +62,18 @@ void ProgramBuilder::fail(Error error) {
 }
 
 Expr ProgramBuilder::add_node(Node node) {
+  if (error_) {
+    return Expr(node.type, 0, trace_);  // finish() returns the error and no program
+  }
   std::string key = fmt::format("{} {} {}", static_cast<int>(node.op), static_cast<int>(node.type), node.payload);
   for (const ValueId operand : node.operands) {
     key += fmt::format(" {}", operand);
   }
   const auto [it, is_new] = existing_.emplace(std::move(key), static_cast<ValueId>(program_.nodes.size()));
   const Type type = node.type;
-  if (is_new) {
+  if (is_new && program_.nodes.size() == kMaxProgramNodes) {
+    fail(invalid_argument("a program has at most {} nodes, and this function records more", kMaxProgramNodes));
+  } else if (is_new) {
     program_.nodes.push_back(std::move(node));
   }
   return Expr(type, it->second, trace_);

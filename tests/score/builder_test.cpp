@@ -96,6 +96,31 @@ TEST(Builder, ReportsTheFirstError) {
   EXPECT_FALSE(reads_score.ok());
 }
 
+// A loop with a wrong bound would fill the memory before anything refused the program.
+TEST(Builder, StopsRecordingAtTheLargestProgram) {
+  const auto add_numbers = [](int64_t count) {
+    return trace_score_mod([=](Expr score, Expr, Expr, Expr, Expr) {
+      for (int64_t i = 0; i < count; ++i) {
+        score += static_cast<float>(i + 1);
+      }
+      return score;
+    });
+  };
+  const int64_t most = (kMaxProgramNodes - 5) / 2;  // five inputs, and a constant and a sum for each number
+  EXPECT_TRUE(add_numbers(most).ok());
+  for (const int64_t count : {most + 1, int64_t{3'000'000}}) {
+    const Result<Program> program = add_numbers(count);
+    ASSERT_FALSE(program.ok());
+    EXPECT_EQ(program.error().message, "a program has at most 4096 nodes, and this function records more");
+  }
+  // Outside of a trace, operations are recorded for nothing; the next trace is a new one.
+  Expr sum = 0;
+  for (int i = 1; i < 10'000; ++i) {
+    sum += i;
+  }
+  EXPECT_TRUE(add_numbers(most).ok());
+}
+
 TEST(Builder, RefusesMasksAsScoresAndScoresAsMasks) {
   const auto score = trace_score_mod([](Expr, Expr, Expr, Expr q, Expr kv) { return kv <= q; });
   ASSERT_FALSE(score.ok());
