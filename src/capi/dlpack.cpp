@@ -47,9 +47,6 @@ Result<DeviceKind> to_device_kind(DLDevice device) {
   if (type != kDLCPU && type != 0) {  // 0: the structure was only cleared
     return invalid_argument("device type {} is not supported: expected kDLCPU (1) or kDLCUDA (2)", type);
   }
-  if (device.device_id != 0) {
-    return invalid_argument("the device is CPU {}; expected CPU 0, which stands for all of them", device.device_id);
-  }
   return DeviceKind::kCpu;
 }
 

@@ -5,6 +5,7 @@
 #include "database/tuning_database.h"
 #include "runtime/implementation.h"
 #include "runtime/tuning_device.h"
+#include "runtime/verify_options.h"
 #include "support/default_floats.h"
 #include "support/environment.h"
 #include "support/error.h"
@@ -29,21 +30,18 @@ Result<std::shared_ptr<const Attention::Implementation>> compile_for_device(cons
                               pass->implementation);
     }
   }
-  switch (options.device) {
-    case DeviceKind::kCpu:
-#ifdef FLASHLIFT_HAS_CPU
-      return runtime::compile_cpu(problem, options);
-#else
-      return unsupported("this build has no CPU backend: configure it with FLASHLIFT_CPU=ON");
-#endif
-    case DeviceKind::kCuda:
+  if (options.device == DeviceKind::kCuda) {
 #ifdef FLASHLIFT_HAS_CUDA
-      return runtime::compile_cuda(problem, options);
+    return runtime::compile_cuda(problem, options);
 #else
-      return unsupported("this build has no CUDA backend: configure it with FLASHLIFT_CUDA=ON");
+    return unsupported("this build has no CUDA backend: configure it with FLASHLIFT_CUDA=ON");
 #endif
   }
-  return invalid_argument("device {} is unknown: expected DeviceKind::kCpu or kCuda", static_cast<int>(options.device));
+#ifdef FLASHLIFT_HAS_CPU
+  return runtime::compile_cpu(problem, options);
+#else
+  return unsupported("this build has no CPU backend: configure it with FLASHLIFT_CPU=ON");
+#endif
 }
 
 // Adds the database's tuning for passes for which the caller chose nothing. True if there is any.
@@ -124,6 +122,7 @@ Attention::Attention(std::shared_ptr<const Implementation> implementation)
 Result<Attention> Attention::compile(const Problem& problem, const CompileOptions& options) {
   return guarded([&]() -> Result<Attention> {
     FLASHLIFT_RETURN_IF_ERROR(check_environment());
+    FLASHLIFT_RETURN_IF_ERROR(runtime::verify_options(options.device, options.device_ordinal, options.tuning));
     FLASHLIFT_RETURN_IF_ERROR(verify(problem));
     CompileOptions tuned = options;
     if (take_tuned(problem, tuned)) {

@@ -7,6 +7,7 @@
 
 #include "database/tuning_database.h"
 #include "runtime/tuning_device.h"
+#include "runtime/verify_options.h"
 #include "support/environment.h"
 #include "support/error.h"
 #include "tuning/inputs.h"
@@ -229,6 +230,7 @@ class Tuner {
 
 Result<Tuned> tune(const Problem& problem, const TuneOptions& options) {
   FLASHLIFT_RETURN_IF_ERROR(check_environment());
+  FLASHLIFT_RETURN_IF_ERROR(runtime::verify_options(options.device, options.device_ordinal, options.policy));
   FLASHLIFT_RETURN_IF_ERROR(verify(problem));
   if (!(options.seconds >= 0)) {
     return invalid_argument("seconds are {}; expected 0 or more", options.seconds);

@@ -176,6 +176,9 @@ TEST_F(CApi, ReportsErrorsOfTheOptions) {
   EXPECT_EQ(take(flashlift_attention_compile("attn h2 s4 d8 f32", &options, &none), FLASHLIFT_INVALID_ARGUMENT),
             "the device is CPU 1; expected CPU 0, which stands for all of them");
   EXPECT_EQ(none, nullptr);
+  const FlashliftTuneOptions tune = {.struct_size = sizeof(tune), .device = {kDLCPU, 1}};
+  EXPECT_EQ(take(flashlift_tune("attn h2 s4 d8 f32", &tune, nullptr), FLASHLIFT_INVALID_ARGUMENT),
+            "the device is CPU 1; expected CPU 0, which stands for all of them");
 }
 
 TEST_F(CApi, QuotesWhatIsNoUtf8InMessagesThatAre) {

@@ -1,5 +1,6 @@
 #include "flashlift/attention.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -74,6 +75,20 @@ TEST(Attention, AskedForByNameRunsOrSaysWhyNot) {
   EXPECT_NE(none.error().message.find("no implementation named cpu_abacus: expected one of cpu_amx, "),
             std::string::npos)
       << none.error().message;
+}
+
+TEST(Attention, OptionsThatDoNotExistAreErrors) {
+  const auto refusal = [](const CompileOptions& options) {
+    const Result<Attention> attention = Attention::compile(problem_of("attn h1 s8 d8 f32"), options);
+    return attention.ok() ? std::string("compiled") : attention.error().message;
+  };
+  for (const int ordinal : {5, -1}) {
+    EXPECT_EQ(refusal({.device_ordinal = ordinal}),
+              fmt::format("the device is CPU {}; expected CPU 0, which stands for all of them", ordinal));
+  }
+  EXPECT_EQ(refusal({.device = static_cast<DeviceKind>(7)}), "device 7 is unknown: expected DeviceKind::kCpu or kCuda");
+  EXPECT_EQ(refusal({.tuning = static_cast<TuningPolicy>(9)}),
+            "tuning policy 9 is unknown: expected TuningPolicy::kFromEnvironment, kOff, kRead or kWrite");
 }
 
 TEST(Attention, WrongArgumentsAreErrorsAndWriteNothing) {
