@@ -187,9 +187,11 @@ Status run_with(const FlashliftRunOptions* given, Run&& run) {
   }
   FlashliftExecutor lent;
   FLASHLIFT_RETURN_IF_ERROR(read_struct(read.executor, "FlashliftExecutor", lent));
-  if (lent.parallel_for == nullptr || lent.concurrency < 1) {
-    return invalid_argument("FlashliftExecutor needs parallel_for and a concurrency of at least 1, got {}",
-                            lent.concurrency);
+  if (lent.parallel_for == nullptr) {
+    return invalid_argument("FlashliftExecutor::parallel_for is NULL; expected a function");
+  }
+  if (lent.concurrency < 1) {
+    return invalid_argument("FlashliftExecutor::concurrency is {}; expected at least 1", lent.concurrency);
   }
   LentExecutor executor(lent);
   options.executor = &executor;

@@ -416,8 +416,13 @@ TEST_F(CApi, RunsOnALentExecutor) {
     ASSERT_NEAR(value, 3.0f, 1e-5f);
   }
   EXPECT_GT(counting.bodies, 0);
+  const auto refusal = [&] {
+    return take(flashlift_attention_run(attention, &arguments, &options), FLASHLIFT_INVALID_ARGUMENT);
+  };
+  executor.concurrency = 0;
+  EXPECT_EQ(refusal(), "FlashliftExecutor::concurrency is 0; expected at least 1");
   executor.parallel_for = nullptr;
-  EXPECT_NE(take(flashlift_attention_run(attention, &arguments, &options), FLASHLIFT_INVALID_ARGUMENT), "");
+  EXPECT_EQ(refusal(), "FlashliftExecutor::parallel_for is NULL; expected a function");
 }
 
 TEST_F(CApi, EndsACancelledCall) {
