@@ -290,9 +290,6 @@ class Reader {
 
   // Leaves are shared, so that repetition does not enlarge a program.
   Result<ValueId> add(Node node) {
-    if (program_.nodes.size() >= kMaxProgramNodes) {
-      return lexer_.error_at(lexer_.token().offset, fmt::format("more than {} nodes", kMaxProgramNodes));
-    }
     const ValueId id = static_cast<ValueId>(program_.nodes.size());
     if (info(node.op).arity == 0) {
       const auto key = fmt::format("{} {} {}", info(node.op).name, to_string(node.type), node.payload);
@@ -300,6 +297,10 @@ class Reader {
       if (!is_new) {
         return it->second;
       }
+    }
+    if (program_.nodes.size() == kMaxProgramNodes) {
+      return lexer_.error_at(lexer_.token().offset,
+                             fmt::format("a program has at most {} nodes, and this one has more", kMaxProgramNodes));
     }
     program_.nodes.push_back(std::move(node));
     return id;

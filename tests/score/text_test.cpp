@@ -102,13 +102,17 @@ INSTANTIATE_TEST_SUITE_P(
                     BadText{"score_mod() { return 1e999 }", "a constant in range"}));
 
 TEST(ProgramText, LimitsItsSize) {
-  std::string text = "score_mod() {";
-  for (int i = 0; i < 5000; ++i) {
-    text += " %" + std::to_string(i) + " = neg " + (i == 0 ? "score" : "%" + std::to_string(i - 1)) + ";";
-  }
-  const auto program = parse_program(text + " return score }");
+  const auto parse_steps = [](size_t count) {
+    std::string text = "score_mod() {";
+    for (size_t i = 0; i < count; ++i) {
+      text += " %" + std::to_string(i) + " = neg " + (i == 0 ? "score" : "%" + std::to_string(i - 1)) + ";";
+    }
+    return parse_program(text + " return score }");
+  };
+  EXPECT_TRUE(parse_steps(kMaxProgramNodes - 1).ok());  // `score` is a node, too
+  const auto program = parse_steps(kMaxProgramNodes);
   ASSERT_FALSE(program.ok());
-  EXPECT_NE(program.error().message.find("more than 4096 nodes"), std::string::npos);
+  EXPECT_NE(program.error().message.find("a program has at most 4096 nodes, and this one has more"), std::string::npos);
 }
 
 }  // namespace
