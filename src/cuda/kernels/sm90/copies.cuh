@@ -19,10 +19,13 @@ constexpr int kPieces = FL_BLOCK_N / kPieceKeys;
 static_assert(kPieces <= 32 && kPieceKeys % 8 == 0, "a lane a piece, whole swizzled groups of rows");
 constexpr int kNoPage = 1 << 30;  // beyond all pages: such copies read zeros
 
-// The position of the lane's piece of a key tile: its page, or its batch.
+// The number of the lane's piece of a key tile. If there is one, it is that of all lanes, since any of them may copy it.
+__device__ __forceinline__ int lane_piece() { return kPieces == 1 ? 0 : static_cast<int>(threadIdx.x % 32); }
+
+// The position of that piece: its page, or its batch.
 __device__ __forceinline__ int page_of_piece(const ForwardParams& params, int b, int kv_tile) {
 #if FL_PAGE_SIZE
-  const int piece = threadIdx.x % 32;
+  const int piece = lane_piece();
   const int kv = kv_tile * FL_BLOCK_N + piece * kPieceKeys;
   return piece < kPieces && kv < params.kv_len ? page_of_key(params, b, kv) : kNoPage;
 #else
@@ -34,7 +37,7 @@ __device__ __forceinline__ int page_of_piece(const ForwardParams& params, int b,
 template <int kBoxes, typename... Policy>
 __device__ __forceinline__ void load_pieces(u32 destination, const TensorMap& map, u32 barrier, int kv_tile,
                                             int kv_head, int page, Policy... policy) {
-  const int piece = kPieces == 1 ? 0 : static_cast<int>(threadIdx.x % 32);
+  const int piece = lane_piece();
   if (kPieces == 1 ? elect_one() : piece < kPieces) {
     const int row = row_of_key(kv_tile * FL_BLOCK_N + piece * kPieceKeys);
 #pragma unroll
