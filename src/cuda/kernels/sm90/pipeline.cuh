@@ -31,8 +31,8 @@ enum VisitField {
   kVisitTile,
   kVisitPartial,
   kVisitFull,
-  kVisitSkipped,                                   // of each warpgroup
-  kVisitPartialBits = kVisitSkipped + kConsumers,  // of each lane
+  kVisitSkipped,                                       // of each warpgroup, for every other query tile
+  kVisitPartialBits = kVisitSkipped + 2 * kConsumers,  // of each lane
   kVisitFullBits = kVisitPartialBits + 32,
   kVisitZerosBits = kVisitFullBits + 32,
   kVisitFieldCount = kVisitZerosBits + 32 * FL_SCORE_ZEROS

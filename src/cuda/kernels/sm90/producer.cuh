@@ -41,6 +41,12 @@ __device__ __forceinline__ void prefetch_q(const ForwardParams& params, const Qu
 #endif
 }
 
+// Where the scout stores how many visits of a query tile a warpgroup skips. The producer may read this only when there is
+// room for Q, and by then the scout may already be at the next tile.
+__device__ __forceinline__ u32 skipped_address(const SharedLayout& shared, u32 tile, int warpgroup) {
+  return shared.visits + 4 * (kVisitSkipped + tile % 2 * kConsumers + warpgroup);
+}
+
 // The scout is one query tile ahead of the producer, and claims it only when the producer has few loads left. A tile
 // that is claimed early waits behind a long one, while another block may be idle (docs/lessons: 12 % of causal work).
 struct Scout {
@@ -88,7 +94,7 @@ struct Scout {
 #if FL_SKIPS
 #pragma unroll 1
       for (int warpgroup = 0; warpgroup < kConsumers; ++warpgroup) {
-        store_shared(shared.visits + 4 * (kVisitSkipped + warpgroup), skipped_visits(tile, found, warpgroup));
+        store_shared(skipped_address(shared, phase, warpgroup), skipped_visits(tile, found, warpgroup));
       }
 #endif
       tell(index, found);
@@ -127,7 +133,7 @@ struct Producer {
         store_shared(fields + 4 * kFieldHead, tile.h);
         store_shared(fields + 4 * kFieldRow, row);
 #if FL_SKIPS
-        const int skipped = visits > 0 ? load_shared(shared.visits + 4 * (kVisitSkipped + warpgroup)) : 0;
+        const int skipped = visits > 0 ? load_shared(skipped_address(shared, tiles, warpgroup)) : 0;
         store_shared(fields + 4 * kFieldPartial, partial - skipped);
         store_shared(fields + 4 * kFieldVisits, visits - skipped);
         store_shared(fields + 4 * kFieldSkipped, skipped);
