@@ -376,7 +376,7 @@ struct FusedConsumer : Consumer {
 // One thread: the first key tile to resume, if there is one. The block's own key tiles must be complete first, since they
 // may wait for the one to resume, which the block would begin only behind them.
 __device__ __forceinline__ LeftKeys wait_and_resume(const ForwardParams& params, const BackwardParams& backward,
-                                               const RowTiles& tiles, const SharedLayout& shared) {
+                                                    const RowTiles& tiles, const SharedLayout& shared) {
 #pragma unroll 1
   for (int part = 0; part < kParts; ++part) {
     while (load_shared_relaxed(shared.ring + 4 * (kAddedKeyTiles + part)) != load_shared(shared.ring + 4 * kKeyTiles)) {

@@ -189,9 +189,10 @@ struct Producer {
   ColumnRings rings;
   int visit = 0;
 
-  // (With elect_one(), the fused kernel's tiles of 128 queries take a tenth longer in rings; why is not known.)
+  // (With elect_one(), the fused kernel's tiles of 128 queries take a tenth longer in rings, for an unknown reason, and separate
+  // kernels spill more.)
   __device__ __forceinline__ bool leads() const {
-    return FL_FUSED && FL_BLOCK_N > 64 ? threadIdx.x % 32 == 0 : elect_one();
+    return FL_FUSED && FL_BLOCK_N <= 64 ? elect_one() : threadIdx.x % 32 == 0;
   }
 
   // What the leading thread has; the others have 0, and it is not negative.
@@ -437,7 +438,8 @@ struct Producer {
                                 kRowsAreKeys ? params.q_map : params.k_map, barrier, tile.first,
                                 kRowsAreKeys ? tile.h : kv_head);
     if (kStatisticsBytes > 0) {
-#if FL_FUSED
+#if FL_FUSED && (FL_RINGS || FL_MASK_LOADS || FL_SCORE_LOADS)
+      // (As below, but without divisions. In other kernels, ptxas would keep the tile's number, and spill.)
       const float* const statistics = tiles.statistics + static_cast<long long>(place(tile)) * (2 * FL_BLOCK_N);
 #else
       const float* const statistics = row_statistics(params, tiles, b, tile.h, tile.first);
