@@ -147,21 +147,48 @@ bool feeds_softmax(mlir::Value value) {
   });
 }
 
-// How a tensor is computed from constants and smaller tensors of integers, such as lengths or segments. (Biases that
-// are computed from tables stay tensors, since their gradients may be.)
+// Whether the value is concatenated with others, as sinks are with scores.
+bool is_concatenated(mlir::Value value) {
+  return llvm::any_of(value.getUses(), [](mlir::OpOperand& use) {
+    mlir::Operation* const user = use.getOwner();
+    return is_regular(user) ? is_concatenated(block(user, 1).getArgument(use.getOperandNumber()))
+                            : kind(user) == OpKind::kConcatenate;
+  });
+}
+
+// How a tensor is computed from smaller tensors.
 struct MaskComputation {
   llvm::SetVector<mlir::Operation*> operations;
   llvm::SetVector<mlir::Value> smaller;
 };
 
-// Nothing if it is computed from others, too.
+constexpr int64_t kTimesSmaller = 8;
+
+int64_t elements(mlir::Value value) {
+  return static_tensor(value) ? static_tensor(value).getNumElements() : std::numeric_limits<int64_t>::max();
+}
+
+// Of a tensor that repeats a smaller one.
+std::optional<MaskComputation> repetition(mlir::Value tensor) {
+  MaskComputation found;
+  mlir::Value value = tensor;
+  for (mlir::Operation* op = value.getDefiningOp(); op != nullptr && op->getBlock() == tensor.getParentBlock();
+       op = value.getDefiningOp()) {
+    if (kind(op) != OpKind::kBroadcastInDim && kind(op) != OpKind::kReshape && kind(op) != OpKind::kConvert) {
+      break;
+    }
+    found.operations.insert(op);
+    value = op->getOperand(0);
+  }
+  found.smaller.insert(value);
+  return elements(value) <= elements(tensor) / kTimesSmaller ? std::optional(found) : std::nullopt;
+}
+
+// Of a tensor that is computed from constants and smaller tensors of integers, such as lengths or segments. (Biases
+// that are computed from tables stay tensors, since their gradients may be.)
 std::optional<MaskComputation> mask_computation(mlir::Value tensor) {
   constexpr size_t kMost = 64;
-  constexpr int64_t kTimesSmaller = 8;
   constexpr int64_t kLargestLiteral = 4096;  // elements; a module would hold larger ones twice
-  const auto elements = [](mlir::Value value) {
-    return static_tensor(value) ? static_tensor(value).getNumElements() : std::numeric_limits<int64_t>::max();
-  };
   MaskComputation found;
   llvm::SmallVector<mlir::Value> pending = {tensor};
   while (!pending.empty()) {
@@ -199,8 +226,11 @@ std::vector<mlir::Value> move_masks_into(mlir::Operation* loop) {
   const auto is_invariant = [&](unsigned carry) { return body.back().getOperand(carry) == body.getArgument(carry); };
   for (unsigned carry = 0; carry < loop->getNumOperands(); ++carry) {
     mlir::Value tensor = loop->getOperand(carry);
-    const auto computation =
-        is_invariant(carry) && feeds_softmax(body.getArgument(carry)) ? mask_computation(tensor) : std::nullopt;
+    mlir::Value argument = body.getArgument(carry);
+    auto computation = is_invariant(carry) && feeds_softmax(argument) ? mask_computation(tensor) : std::nullopt;
+    if (!computation && is_invariant(carry) && is_concatenated(argument)) {
+      computation = repetition(tensor);  // a sink must show that all rows have the same
+    }
     if (!computation || computation->operations.empty()) {
       continue;
     }

@@ -315,6 +315,44 @@ def test_masks_that_are_computed_before_the_loop(gradients):
     assert all("le kv, q" in each.mask_mod and f"i32[{TOKENS}]" in each.mask_mod for each in fused), found
 
 
+@pytest.mark.parametrize("checkpoint", [lambda body: body, jax.checkpoint])
+def test_sinks_of_all_layers(checkpoint):
+    """JAX repeats them for all rows before the loop."""
+
+    def loss(weights, x, sinks):
+        def attend(x, weights):
+            q, k, v = (jnp.tanh(jnp.einsum("nc,chd->hnd", x, w)) for w in weights)
+            s = jnp.einsum("hqd,hkd->hqk", q, k) / 3
+            s = jnp.concatenate([s, jnp.broadcast_to(sinks[:, None, None], (HEADS, TOKENS, 1))], -1)
+            out = jnp.einsum("hqk,hkd->qhd", jax.nn.softmax(s)[..., :-1], v)
+            return x + jnp.sin(out.reshape(x.shape)), None
+
+        return jnp.sum(jnp.sin(lax.scan(checkpoint(attend), x, tuple(weights))[0]))
+
+    found = report(jax.grad(loss, (0, 1, 2)), *training_step(layer)[1:], normal(3, HEADS))
+    assert count(found) == (2, 1), found
+
+
+def test_a_bias_that_is_repeated_for_all_batches_has_a_gradient_for_each_one():
+    """JAX sums the gradients of the batches behind the loop, so that the bias stays a tensor with all batches."""
+    batches = 8
+
+    def loss(weights, x, bias):
+        bias = jnp.broadcast_to(bias, (batches, *bias.shape))
+
+        def attend(x, weights):
+            q, k, v = (jnp.tanh(jnp.einsum("bnc,chd->bhnd", x, w)) for w in weights)
+            p = jax.nn.softmax(jnp.einsum("bhqd,bhkd->bhqk", q, k) / 3 + bias)
+            return x + jnp.sin(jnp.einsum("bhqk,bhkd->bqhd", p, v).reshape(x.shape)), None
+
+        return jnp.sum(jnp.sin(lax.scan(attend, x, tuple(weights))[0]))
+
+    weights, x = training_step(layer)[1:]
+    bias = normal(3, HEADS, TOKENS, TOKENS)
+    found = report(jax.grad(loss, (0, 2)), weights, normal(2, batches, *x.shape), bias)
+    assert count(found) == (2, 1), found
+
+
 def test_probabilities_that_are_also_a_result_are_stored():
     def loss(weights, x):
         def body(x, weights):
