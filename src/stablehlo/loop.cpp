@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <limits>
 
+#include "stablehlo/sharding.h"
+
 namespace flashlift::stablehlo {
 namespace {
 
@@ -75,7 +77,7 @@ std::optional<int64_t> result_of(mlir::Operation* op, const Numbers& of) {
     case OpKind::kBroadcastInDim:
       return of[0];
     default:
-      return std::nullopt;
+      return is_annotation(op) ? std::optional(of[0]) : std::nullopt;
   }
 }
 

@@ -10,6 +10,7 @@
 #include "stablehlo/lift/candidates.h"
 #include "stablehlo/lift/walk.h"
 #include "stablehlo/reader/normalize.h"
+#include "stablehlo/sharding.h"
 
 namespace flashlift::stablehlo {
 namespace {
@@ -23,6 +24,8 @@ std::vector<mlir::Operation*> loops_of(Module& module) {
   });
   return loops;
 }
+
+bool may_be_erased(mlir::Operation* op) { return op->use_empty() && (is_removable(op) || is_annotation(op)); }
 
 // Which carried values results, conditions or operations with effects depend on.
 std::vector<bool> used_carries(mlir::Operation* loop) {
@@ -48,7 +51,7 @@ std::vector<bool> used_carries(mlir::Operation* loop) {
     }
   }
   for (mlir::Operation& op : body) {
-    if (&op != end && !is_removable(&op)) {
+    if (&op != end && !is_removable(&op) && !is_annotation(&op)) {
       reach(&op);
     }
   }
@@ -89,6 +92,11 @@ bool remove_unused_carries(mlir::Operation* loop) {
   if (!may_change_carries(loop)) {
     return false;
   }
+  for (mlir::Operation* user : llvm::make_early_inc_range(loop->getUsers())) {
+    if (is_annotation(user) && may_be_erased(user)) {
+      user->erase();
+    }
+  }
   const std::vector<bool> used = used_carries(loop);
   if (llvm::all_of(used, [](bool is_used) { return is_used; })) {
     return false;
@@ -96,10 +104,14 @@ bool remove_unused_carries(mlir::Operation* loop) {
   mlir::Block& body = block(loop, 1);
   llvm::SmallVector<mlir::Value> starts;
   llvm::SmallVector<mlir::OpResult> results;
+  llvm::SetVector<mlir::Operation*> annotated;  // starts that are left out
   for (unsigned carry = 0; carry < used.size(); ++carry) {
+    mlir::Value start = loop->getOperand(carry);
     if (used[carry]) {
-      starts.push_back(loop->getOperand(carry));
+      starts.push_back(start);
       results.push_back(loop->getResult(carry));
+    } else if (start.getDefiningOp() != nullptr && is_annotation(start.getDefiningOp())) {
+      annotated.insert(start.getDefiningOp());
     }
   }
   for (unsigned carry = loop->getNumOperands(); carry-- > 0;) {
@@ -109,7 +121,7 @@ bool remove_unused_carries(mlir::Operation* loop) {
   }
   // What is left of the uses is in operations that nothing depends on.
   for (mlir::Operation& op : llvm::make_early_inc_range(llvm::reverse(body))) {
-    if (op.use_empty() && is_removable(&op)) {
+    if (may_be_erased(&op)) {
       op.erase();
     }
   }
@@ -120,6 +132,11 @@ bool remove_unused_carries(mlir::Operation* loop) {
     }
   }
   rebuilt(loop, starts, results);
+  for (mlir::Operation* annotation : annotated) {
+    if (may_be_erased(annotation)) {
+      annotation->erase();
+    }
+  }
   return true;
 }
 

@@ -40,6 +40,13 @@ std::optional<Numbers> places(const Loop& loop, llvm::ArrayRef<int64_t> whole, l
   return numbers;
 }
 
+mlir::Value without_annotations(mlir::Value value) {
+  for (mlir::Operation* op = value.getDefiningOp(); op != nullptr && is_annotation(op); op = value.getDefiningOp()) {
+    value = op->getOperand(0);
+  }
+  return value;
+}
+
 // A tensor to which each iteration of a loop writes an entry.
 struct Stack {
   mlir::Value entry;                           // in the body, with a dimension of size 1
@@ -47,7 +54,7 @@ struct Stack {
 };
 
 std::optional<Stack> stack_of(const Loop& loop, unsigned carry) {
-  mlir::Operation* const write = defining(loop.returned(carry), OpKind::kDynamicUpdateSlice);
+  mlir::Operation* const write = defining(without_annotations(loop.returned(carry)), OpKind::kDynamicUpdateSlice);
   if (write == nullptr || write->getOperand(0) != loop.argument(carry) || !static_tensor(write->getOperand(0)) ||
       !static_tensor(write->getOperand(1)) || write->getBlock() != &loop.body()) {
     return std::nullopt;
@@ -58,7 +65,7 @@ std::optional<Stack> stack_of(const Loop& loop, unsigned carry) {
     return std::nullopt;
   }
   Stack stack;
-  stack.entry = write->getOperand(1);
+  stack.entry = without_annotations(write->getOperand(1));
   for (size_t i = 0; i < written->size(); ++i) {
     if (!stack.iteration.try_emplace((*written)[i], static_cast<int64_t>(i)).second) {
       return std::nullopt;
@@ -70,9 +77,9 @@ std::optional<Stack> stack_of(const Loop& loop, unsigned carry) {
 // The result of an earlier loop that is an operand of this one. JAX reshapes stacks twice between loops that compute
 // several layers in an iteration.
 mlir::OpResult result_of_loop(mlir::Value operand) {
-  mlir::Value source = operand;
+  mlir::Value source = without_annotations(operand);
   while (const mlir::Value other = kind(source) == OpKind::kReshape ? reshaped(source) : mlir::Value()) {
-    source = other;
+    source = without_annotations(other);
   }
   const bool is_same = source.getType() == operand.getType() && kind(source) == OpKind::kWhile;
   return is_same ? mlir::dyn_cast<mlir::OpResult>(source) : mlir::OpResult();
@@ -315,6 +322,9 @@ class LoopPair {
   // Notes that both are equal, and so are their parts.
   void bind(mlir::Value value, mlir::Value same) {
     known_.map(value, same);
+    if (mlir::Operation* const op = value.getDefiningOp(); op != nullptr && is_annotation(op)) {
+      bind(op->getOperand(0), same);
+    }
     const auto parts = parts_of(value);
     for (size_t i = 0; i < parts.size(); ++i) {
       const mlir::Value of_same = part(value, parts, i, same);
@@ -446,7 +456,9 @@ class LoopPair {
 
   void copy_operations() {
     for (const auto [i, op] : llvm::enumerate(forward_.body())) {
-      if (operations_.contains(&op)) {
+      if (operations_.contains(&op) && is_annotation(&op)) {
+        known_.map(op.getResult(0), known_.lookupOrDefault(op.getOperand(0)));
+      } else if (operations_.contains(&op)) {
         mlir::Operation* const copy = builder_.clone(op, known_);
         if (is_dot(copy)) {
           copy->setDiscardableAttr(kRepeated, builder_.getI64IntegerAttr(first_ + static_cast<int64_t>(i)));

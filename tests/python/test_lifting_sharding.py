@@ -303,6 +303,33 @@ def test_gradients_of_loops_over_layers(of_x, of_weights, shape, checkpoint):
     assert result.module.count(f"attn {shape}") == 3, "two forward passes and a backward pass"
 
 
+def test_gradients_of_loops_on_explicit_meshes():
+    """JAX annotates what the loops count, store and read."""
+    mesh = jax.sharding.AbstractMesh((4,), ("data",), axis_types=(AxisType.Explicit,))
+
+    def layer(x, weights):
+        q, k, v = (jnp.einsum("bse,ehd->bhsd", x, weight) for weight in weights)
+        p = jax.nn.softmax(jnp.einsum("bhqd,bhkd->bhqk", q, k))
+        return x + jnp.einsum("bhqk,bhkd->bqhd", p, v).reshape(x.shape), None
+
+    def loss(weights, x):
+        return jnp.sum(jnp.sin(jax.lax.scan(layer, x, weights)[0]))
+
+    shapes = [
+        jax.ShapeDtypeStruct(sizes, "float32", sharding=NamedSharding(mesh, spec))
+        for sizes, spec in [((4, 3, 16, 4, 4), P()), ((4, 8, 16), P("data"))]
+    ]
+    with jax.sharding.use_abstract_mesh(mesh):
+        lowered = jax.jit(jax.grad(loss)).trace(*shapes).lower(lowering_platforms=("cpu",))
+    module = lowered.as_text()
+    assert "tensor<4x4x4x8x8xf32>" in module, "the scores of all layers"
+    result = flashlift.stablehlo.fuse(module, gradients=True)
+    found = [(each.fused, " lse" in each.problem) for each in result.candidates]
+    assert found == [(True, False), (True, True)], result
+    assert "4x4x8x8xf32>" not in result.module
+    assert result.module.count('manual_axes{"data"}') == 3, "two forward passes and a backward pass"
+
+
 def test_annotations_that_are_still_read():
     """Scores that another operation also reads keep their annotation, and the attention stays unfused."""
     module = (
