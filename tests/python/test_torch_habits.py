@@ -99,6 +99,14 @@ def test_no_heads_and_no_depth_are_refused(shape, dtype):
         flex_attention(nothing, nothing, nothing)
 
 
+@pytest.mark.parametrize("shape", [(20,), (4, 20, 16), (2, 0, 20, 16)], ids=str)
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_graphs_name_refused_shapes(shape, dynamic):
+    one = torch.ones(shape)
+    with pytest.raises(RuntimeError, match=r"but got .?query \["):
+        torch.compile(flex_attention, backend="eager", fullgraph=True, dynamic=dynamic)(one, one, one)
+
+
 def mods(window=5):
     def score_mod(score, b, h, i, j):
         return score * 0.3 + torch.nn.functional.one_hot(h, 4).argmax() + (i - j) / window

@@ -62,10 +62,7 @@ def check_tensors(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, e
     (_, q_heads, _, depth), (*kv_rows, key_depth), (*value_rows, value_depth) = query.shape, key.shape, value.shape
     kv_heads = kv_rows[1]
     if q_heads == 0 or kv_heads == 0 or value_rows[1] == 0 or depth == 0 or key_depth == 0 or value_depth == 0:
-        raise ValueError(
-            "Expected at least one head, and a depth of at least 1, but got "
-            f"{_shapes(query=query, key=key, value=value)}"
-        )
+        raise ValueError(f"Expected at least one head, and a depth of at least 1, but got {_shapes(query, key, value)}")
     if depth != key_depth:
         _refuse_depths(depth, key_depth)
     check_device(query)
@@ -91,8 +88,8 @@ def check_tensors(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, e
         )
 
 
-def _shapes(**tensors: torch.Tensor) -> str:
-    return ", ".join(f"{name} {list(one.shape)}" for name, one in tensors.items())
+def _shapes(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> str:
+    return f"query {list(query.shape)}, key {list(key.shape)}, value {list(value.shape)}"  # Dynamo lacks str.join
 
 
 def _refuse_depths(depth: int, key_depth: int) -> NoReturn:
@@ -102,7 +99,7 @@ def _refuse_depths(depth: int, key_depth: int) -> NoReturn:
 
 
 def _refuse_dimensions(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> NoReturn:
-    shapes = _shapes(query=query, key=key, value=value)
+    shapes = _shapes(query, key, value)
     if query.dim() < 2 or key.dim() < 2 or value.dim() < 2:
         raise ValueError(f"Expected query, key, and value to all be  at least 2 dimensional, but got {shapes}")
     if query.size(-1) != key.size(-1):
