@@ -314,7 +314,7 @@ Status store_tuned(const std::vector<TunedEntry>& entries) {
     const Descriptor made(open(file.c_str(), O_WRONLY | O_CREAT | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0600));
     const std::error_code failed = last_error();
     FLASHLIFT_ASSIGN_OR_RETURN(const bool exists, is_there(file));
-    if (!exists) {
+    if (!made.is_open() && !exists) {
       return not_found("{} cannot be made: {}; set FLASHLIFT_CACHE_DIR to another folder", file.string(),
                        failed.message());
     }

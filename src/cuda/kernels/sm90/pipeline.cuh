@@ -31,7 +31,7 @@ enum VisitField {
   kVisitTile,
   kVisitPartial,
   kVisitFull,
-  kVisitSkipped,                                       // of each warpgroup, for every other query tile
+  kVisitSkipped,                                       // of each warpgroup, for two query tiles in turn
   kVisitPartialBits = kVisitSkipped + 2 * kConsumers,  // of each lane
   kVisitFullBits = kVisitPartialBits + 32,
   kVisitZerosBits = kVisitFullBits + 32,
