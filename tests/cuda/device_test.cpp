@@ -128,9 +128,14 @@ std::string random_problem(Draw& draw, bool any_dtype) {
   return text;
 }
 
-TEST(Device, FixedProblemsAgreeWithTheOracle) {
-  for (const char* text :
-       {"attn h2 s256 d128 bf16 lse", "attn h2 sq200 skv333 d64 f16 causal lse", "attn h1 s1 d64 bf16",
+class FixedProblems : public ::testing::TestWithParam<const char*> {};
+
+TEST_P(FixedProblems, AgreeWithTheOracle) { expect_agreement(GetParam(), 1, "", false); }
+
+INSTANTIATE_TEST_SUITE_P(
+    Device, FixedProblems,
+    ::testing::Values(
+        "attn h2 s256 d128 bf16 lse", "attn h2 sq200 skv333 d64 f16 causal lse", "attn h1 s1 d64 bf16",
         "attn b2 hq8 hkv2 sq130 skv700 d128 bf16 causal=bottom_right", "attn h2 sq64 skv0 d64 bf16 lse",
         "attn h2 sq64 skv0 d64 bf16 lse empty_rows=uniform",
         "attn h2 sq64 skv0 d64 bf16 mask_mod(ids: i32[2,?]) { %0 = load ids[b, kv]; %1 = eq %0, 3; return %1 }",
@@ -147,10 +152,7 @@ TEST(Device, FixedProblemsAgreeWithTheOracle) {
         "attn hq8 hkv1 sq7 skv2000 dqk72 dv200 bf16 softcap=9 sinks=1 lse", "attn b0 h2 s20 d64 bf16",
         "attn h2 s1000 d96 bf16 causal lse sinks=1",
         // Blocks have several tiles of few keys, of which warpgroups skip different numbers.
-        "attn b5 h16 sq1024 skv128 d64 bf16 causal"}) {
-    expect_agreement(text, 1, "", false);
-  }
-}
+        "attn b5 h16 sq1024 skv128 d64 bf16 causal"));
 
 // Each class of lengths has tiles of its own. Twelve heads fill an H100's multiprocessors with large tiles; two heads
 // without a mask use smaller ones (cuda/emit/tile_classes.h).
