@@ -33,11 +33,46 @@ int number_from(const char* name, int otherwise) {
   return value != nullptr ? std::atoi(value) : otherwise;
 }
 
-// Runs forward and backward on the GPU, and compares every gradient with the oracle's. An implementation given by name
-// may refuse the problem. `change`: changes d_lse, which is always given then.
-void expect_right(const Problem& problem, OwnedArguments& forward, Random& random, const std::string& named,
+// Runs forward and backward on the GPU with one implementation (empty: the one that is chosen), twice: the second call
+// finds the memory as the first one left it, and must give the same bits. Returns the gradients, or nothing if an
+// implementation that is named refuses the problem.
+std::optional<OwnedGradients> run_on_device(const Problem& problem, const AttentionArguments& forward,
+                                            const TensorView& d_out, const std::optional<TensorView>& d_lse,
+                                            const Random& random, const std::string& named) {
+  OwnedGradients first = testing::make_gradients(problem, forward, d_out, d_lse, random);
+  OwnedGradients second = testing::make_gradients(problem, forward, d_out, d_lse, random);
+  const auto device = cuda::DeviceGradients::copy_of(second.arguments, 0);
+  if (!device.ok()) {
+    ADD_FAILURE() << device.error().message;
+    return std::nullopt;
+  }
+  const auto run = [&]() -> Status {
+    FLASHLIFT_ASSIGN_OR_RETURN(const Attention attention,
+                               Attention::compile(problem, {.device = DeviceKind::kCuda, .implementation = named}));
+    FLASHLIFT_RETURN_IF_ERROR(attention.run(device->views().forward));
+    for (const OwnedGradients* call : {&first, &second}) {
+      FLASHLIFT_RETURN_IF_ERROR(attention.run_backward(device->views()));
+      FLASHLIFT_RETURN_IF_ERROR(device->fetch(call->arguments));
+    }
+    return {};
+  };
+  if (const Status status = run(); !status.ok()) {
+    if (named.empty() || status.error().kind != ErrorKind::kUnsupported) {
+      ADD_FAILURE() << status.error().message;
+    }
+    return std::nullopt;
+  }
+  const std::string differing = testing::differing_bits(first.arguments, second.arguments, problem.deterministic);
+  EXPECT_TRUE(differing.empty()) << differing;
+  return second;
+}
+
+// Compares every gradient of each implementation with the oracle's, which is computed once. `change`: changes d_lse,
+// which is always given then.
+void expect_right(const Problem& problem, OwnedArguments& forward, Random& random,
+                  const std::vector<std::string>& implementations,
                   const std::function<void(const TensorView&)>& change = {}) {
-  SCOPED_TRACE(print(problem) + " " + named);
+  SCOPED_TRACE(print(problem));
   OwnedArguments cotangents;
   const auto shape = forward.views.out.shape();
   const TensorView d_out = cotangents.dense(problem.d_out_dtype(), {shape.begin(), shape.end()}, random);
@@ -53,64 +88,44 @@ void expect_right(const Problem& problem, OwnedArguments& forward, Random& rando
   if (change) {
     change(*d_lse);
   }
-  const OwnedGradients host = testing::make_gradients(problem, forward.views, d_out, d_lse, random);
-  const OwnedGradients first = testing::make_gradients(problem, forward.views, d_out, d_lse, random);
-  const auto device = cuda::DeviceGradients::copy_of(host.arguments, 0);
-  ASSERT_TRUE(device.ok()) << device.error().message;
-  const Result<Attention> attention =
-      Attention::compile(problem, {.device = DeviceKind::kCuda, .implementation = named});
-  const auto refuses = [&](const Status& status) {
-    return !named.empty() && !status.ok() && status.error().kind == ErrorKind::kUnsupported;
-  };
-  if (refuses(attention.ok() ? Status() : Status(attention.error()))) {
-    return;
-  }
-  ASSERT_TRUE(attention.ok()) << attention.error().message;
-  Status status = attention->run(device->views().forward);
-  if (refuses(status)) {
-    return;
-  }
-  ASSERT_TRUE(status.ok()) << status.error().message;
-  // Runs twice: the second call finds the memory as the first one left it, and must give the same bits.
-  for (const OwnedGradients* call : {&first, &host}) {
-    status = attention->run_backward(device->views());
-    if (refuses(status)) {
-      return;
+  std::optional<problem::GradientReference> reference;
+  for (const std::string& named : implementations) {
+    SCOPED_TRACE(named);
+    const std::optional<OwnedGradients> got = run_on_device(problem, forward.views, d_out, d_lse, random, named);
+    if (!got) {
+      continue;
     }
-    ASSERT_TRUE(status.ok()) << status.error().message;
-    status = device->fetch(call->arguments);
-    ASSERT_TRUE(status.ok()) << status.error().message;
+    if (!reference) {
+      Result<problem::GradientReference> computed = problem::compute_reference(problem, got->arguments);
+      ASSERT_TRUE(computed.ok()) << computed.error().message;
+      reference = std::move(*computed);
+    }
+    const problem::Judgement report = problem::check_gradients(problem, got->arguments, *reference);
+    EXPECT_TRUE(report.ok) << report.reason;
   }
-  const std::string differing = testing::differing_bits(first.arguments, host.arguments, problem.deterministic);
-  EXPECT_TRUE(differing.empty()) << differing;
-  const Result<problem::Judgement> report = problem::check_gradients(problem, host.arguments);
-  ASSERT_TRUE(report.ok()) << report.error().message;
-  EXPECT_TRUE(report->ok) << report->reason;
 }
 
-void expect_right(const std::string& text, uint64_t seed, bool strided, const std::string& named = "") {
+void expect_right(const std::string& text, uint64_t seed, bool strided,
+                  const std::vector<std::string>& implementations) {
   SCOPED_TRACE(text);
   const Result<Problem> problem = parse_problem(text);
   ASSERT_TRUE(problem.ok()) << problem.error().message;
   Random random(seed);
   OwnedArguments forward =
       strided ? testing::strided_arguments(*problem, random) : testing::dense_arguments(*problem, random);
-  expect_right(*problem, forward, random, named);
+  expect_right(*problem, forward, random, implementations);
 }
 
 class DeviceBackwardOf : public ::testing::TestWithParam<const char*> {};
 
 TEST_P(DeviceBackwardOf, AgreesWithTheOracle) {
   for (const bool strided : {false, true}) {
-    expect_right(GetParam(), 1, strided);
-    expect_right(GetParam(), 1, strided, "cuda_sm90");
-    expect_right(GetParam(), 1, strided, "cuda_sm80");
+    expect_right(GetParam(), 1, strided, {"", "cuda_sm90", "cuda_sm80"});
     const std::string text = GetParam();
     if (const Result<Problem> problem = parse_problem(text); problem.ok() && problem->out_dtype != DType::kF32) {
       // Programs stand at the end of the text.
       const std::string exact = std::string(text).insert(4, " residual");
-      expect_right(exact, 1, strided);
-      expect_right(exact, 1, strided, "cuda_sm80");
+      expect_right(exact, 1, strided, {"", "cuda_sm80"});
     }
   }
 }
@@ -345,9 +360,7 @@ TEST(DeviceBackward, DrawnProblemsAgreeWithTheOracle) {
     problem.want_residual = i % 2 == 0 && problem.out_dtype != DType::kF32;
     OwnedArguments forward =
         i % 3 == 0 ? testing::strided_arguments(problem, random) : testing::dense_arguments(problem, random);
-    expect_right(problem, forward, random, "");
-    expect_right(problem, forward, random, "cuda_sm90");
-    expect_right(problem, forward, random, "cuda_sm80");
+    expect_right(problem, forward, random, {"", "cuda_sm90", "cuda_sm80"});
   });
 }
 
@@ -378,7 +391,7 @@ TEST(DeviceBackward, DrawnProblemsOfWideHeadsAgreeWithTheOracle) {
     problem.want_residual = problem.out_dtype != DType::kF32 && draw(0, 7) != 0;
     OwnedArguments forward =
         i % 4 == 0 ? testing::strided_arguments(problem, random) : testing::dense_arguments(problem, random);
-    expect_right(problem, forward, random, "cuda_sm90");
+    expect_right(problem, forward, random, {"cuda_sm90"});
   });
 }
 
@@ -406,7 +419,7 @@ TEST(DeviceBackward, DrawnProblemsOfManyHeadsAgreeWithTheOracle) {
     ASSERT_TRUE(problem.ok()) << text << ": " << problem.error().message;
     OwnedArguments forward =
         i % 4 == 0 ? testing::strided_arguments(*problem, random) : testing::dense_arguments(*problem, random);
-    expect_right(*problem, forward, random, "cuda_sm90");
+    expect_right(*problem, forward, random, {"cuda_sm90"});
   });
 }
 
@@ -432,9 +445,7 @@ TEST(DeviceBackward, KeysThatAreNotFiniteStayMasked) {
         }
       }
     }
-    expect_right(*problem, forward, random, "");
-    expect_right(*problem, forward, random, "cuda_sm90");
-    expect_right(*problem, forward, random, "cuda_sm80");
+    expect_right(*problem, forward, random, {"", "cuda_sm90", "cuda_sm80"});
   }
 }
 
@@ -461,8 +472,7 @@ TEST(DeviceBackward, BiasesOfKeysWithoutProbabilityGetNoGradientOfValuesThatAreN
       const TensorView& v = forward.views.v;
       auto* const last = static_cast<uint16_t*>(v.data) + v.strides[1] + 149 * v.strides[2];
       std::fill_n(last, 128, uint16_t{0x7fff});
-      expect_right(*problem, forward, random, "");
-      expect_right(*problem, forward, random, "cuda_sm80");
+      expect_right(*problem, forward, random, {"", "cuda_sm80"});
     }
   }
 }
@@ -482,7 +492,7 @@ TEST_P(DeviceBackwardOfRowsLeftOut, AgreesWithTheOracle) {
   for (const char* name : {"", "cuda_sm90", "cuda_sm80"}) {
     Random random(5);
     OwnedArguments forward = testing::dense_arguments(*problem, random);
-    expect_right(*problem, forward, random, name, [](const TensorView& d_lse) {
+    expect_right(*problem, forward, random, {name}, [](const TensorView& d_lse) {
       for (int64_t row = 40; row < 50; ++row) {
         static_cast<float*>(d_lse.data)[row] = std::numeric_limits<float>::quiet_NaN();
         static_cast<float*>(d_lse.data)[90 + row] = std::numeric_limits<float>::infinity();
@@ -520,7 +530,7 @@ TEST(DeviceBackward, EqualValuesGiveNoGradientOfScores) {
         std::copy_n(first, v.sizes[3], first + kv * v.strides[2]);
       }
     }
-    expect_right(*problem, forward, random, "cuda_sm80");
+    expect_right(*problem, forward, random, {"cuda_sm80"});
   }
 }
 
