@@ -654,8 +654,8 @@ TEST(DeviceBackward, FewFreeMultiprocessorsGiveTheSameBits) {
   for (const char* text :
        {"attn h8 s1100 d128 bf16 lse residual", "attn b2 hq8 hkv2 s1100 dqk104 dv72 f16 lse residual",
         "attn hq32 hkv8 s1024 d128 bf16 lse residual", "attn h40 s1024 d128 bf16 lse residual softcap=20",
-        "attn h16 s1024 d64 bf16 lse residual", "attn h20 s1500 d96 f16 lse residual",
-        "attn b2 hq6 hkv2 s1800 dqk64 dv40 bf16 lse residual alibi",
+        "attn h16 s1024 d64 bf16 lse residual", "attn h16 s4090 d64 bf16 lse residual",
+        "attn h20 s1500 d96 f16 lse residual", "attn b2 hq6 hkv2 s1800 dqk64 dv40 bf16 lse residual alibi",
         "attn b2 h16 s1024 d128 bf16 lse residual causal"}) {
     SCOPED_TRACE(text);
     const Result<Problem> problem = parse_problem(text);

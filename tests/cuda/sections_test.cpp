@@ -64,6 +64,7 @@ TEST(Sections, HaveAsManyBlocksAsRunAtOnce) {
 // The fused kernel for such heads: 128 queries at a time if they are narrow.
 Sm90BackwardKernel of_columns(int columns) {
   Sm90BackwardKernel kernel;
+  kernel.config.head_dim = kernel.config.value_dim = columns;
   kernel.config.head_dim_padded = kernel.config.value_dim_padded = columns;
   kernel.config.kv_tile = columns <= 64 ? 128 : 64;
   kernel.rings = true;
@@ -190,7 +191,7 @@ TEST(Rings, OccupyTheGpu) {
   }
 }
 
-TEST(Rings, OfNarrowHeadsAreForFewKeyTiles) {
+TEST(Rings, OfNarrowHeadsAreForFewKeyTilesOrLongHeads) {
   struct Row {
     int columns;
     int64_t heads, length;
@@ -198,12 +199,17 @@ TEST(Rings, OfNarrowHeadsAreForFewKeyTiles) {
   };
   for (const Row& row : {Row{64, 16, 1024, 8}, Row{64, 32, 1024, 8}, Row{64, 34, 1024, 1}, Row{64, 1, 16384, 128},
                          Row{96, 16, 1024, 8}, Row{96, 8, 2048, 16}, Row{96, 64, 1024, 1}, Row{96, 64, 4096, 32},
-                         Row{96, 16, 16384, 32}, Row{64, 64, 4096, 1}, Row{128, 64, 1024, 8}}) {
+                         Row{96, 16, 16384, 32}, Row{64, 64, 4096, 16}, Row{64, 9, 4096, 1}, Row{64, 16, 16384, 32},
+                         Row{64, 64, 2048, 1}, Row{48, 16, 16384, 1}, Row{128, 64, 1024, 8}}) {
     const Sm90BackwardKernel kernel = of_columns(row.columns);
     const int64_t query_tiles = row.length / kernel.config.kv_tile;
     EXPECT_EQ(choose_rings(row.heads, query_tiles, row.length / 128, kernel, kH100).key_tiles, row.key_tiles)
         << row.columns << " " << row.heads << " " << row.length;
   }
+  Sm90BackwardKernel modified = of_columns(64);
+  modified.config.has_score_mod = true;
+  EXPECT_EQ(choose_rings(16, 128, 128, modified, kH100).key_tiles, 1);
+  EXPECT_EQ(choose_rings(1, 128, 128, modified, kH100).key_tiles, 128);
   Sm90BackwardKernel none = of_columns(128);
   none.rings = false;
   EXPECT_EQ(choose_rings(16, 16, 8, none, kH100).key_tiles, 1);
@@ -221,7 +227,7 @@ TEST(Rings, BeginAtDifferentQueries) {
             ASSERT_GE(rings.key_tiles, 1);
             ASSERT_LE(rings.key_tiles, multiprocessors);
             ASSERT_LE(rings.key_tiles, key_tiles);
-            ASSERT_LT(ring_distance(kernel.config.kv_tile) * (rings.key_tiles - 1), query_tiles);
+            ASSERT_LT(rings.distance * (rings.key_tiles - 1), query_tiles);
             ASSERT_TRUE(rings.key_tiles == 1 || rings.heads >= 1);
           }
         }

@@ -43,37 +43,59 @@ int64_t groups_per_section(const HeadGroups& heads, const ForwardConfig& config,
   return divide_up(heads.groups, std::max<int64_t>(sections, 1));
 }
 
+namespace {
+
+// Whether rings of heads of up to 96 columns are faster if blocks have many key tiles each: those of long heads. Tiles
+// of 128 queries, which heads of up to 64 columns have, gain less, and only with 49 columns or more and without a
+// score_mod.
+bool has_rings_of_many(const ForwardConfig& config, int64_t key_tiles) {
+  constexpr int64_t kLong = 32;
+  constexpr int kTooNarrow = 48;
+  const bool too_narrow = std::max(config.head_dim, config.value_dim) <= kTooNarrow;
+  return key_tiles >= kLong && (config.kv_tile == 64 || !(too_narrow || config.has_score_mod));
+}
+
+}  // namespace
+
 Rings choose_rings(int64_t heads, int64_t query_tiles, int64_t key_tiles, const Sm90BackwardKernel& kernel,
                    int multiprocessors) {
   constexpr int64_t kHeads = 4;  // at a time
   constexpr int64_t kSmallest = 8;
   constexpr int64_t kBusy = 95;  // percent of the multiprocessors, at least
-  // Rings of narrow heads are faster only if blocks have few key tiles each; of tiles of 64 queries, also if heads are
-  // long.
   constexpr int64_t kNarrow = 96;
   constexpr int64_t kFewEach = 2;
-  constexpr int64_t kLong = 32;
-  constexpr Rings kNone = {.key_tiles = 1, .heads = 0};
-  const bool narrow = std::max(kernel.config.head_dim_padded, kernel.config.value_dim_padded) <= kNarrow;
-  const bool is_long = kernel.config.kv_tile == 64 && key_tiles >= kLong;
-  const bool many = heads * key_tiles > kFewEach * multiprocessors && !is_long;
-  if (!kernel.rings || heads == 0 || key_tiles == 0 || query_tiles == 0 || (narrow && many)) {
+  constexpr Rings kNone = {.key_tiles = 1, .heads = 0, .distance = kRingDistance};
+  if (!kernel.rings || heads == 0 || key_tiles == 0 || query_tiles == 0) {
     return kNone;
   }
+  const bool narrow = std::max(kernel.config.head_dim_padded, kernel.config.value_dim_padded) <= kNarrow;
+  const bool large_tiles = kernel.config.kv_tile > 64;
+  const bool few = heads * key_tiles <= kFewEach * multiprocessors;
+  if (narrow && !few && !has_rings_of_many(kernel.config, key_tiles)) {
+    return kNone;
+  }
+  // Few key tiles of tiles of 128 queries need long rings.
+  const int distance = few && large_tiles ? 1 : kRingDistance;
   // Each key tile of a ring begins at another query tile.
-  const int64_t most = std::min(int64_t{multiprocessors}, (query_tiles - 1) / ring_distance(kernel.config.kv_tile) + 1);
+  const int64_t most = std::min(int64_t{multiprocessors}, (query_tiles - 1) / distance + 1);
   const auto rings = [&](int64_t size) {
     return Rings{.key_tiles = static_cast<int>(size),
-                 .heads = static_cast<int>(std::max(multiprocessors / size, int64_t{1}))};
+                 .heads = static_cast<int>(std::max(multiprocessors / size, int64_t{1})),
+                 .distance = distance};
   };
   if (heads * key_tiles <= multiprocessors) {  // all at once
     return key_tiles >= kSmallest && key_tiles <= most ? rings(key_tiles) : kNone;
   }
   const int64_t wanted = std::min(std::max({multiprocessors / kHeads, multiprocessors / heads, int64_t{1}}), most);
-  const int64_t size = divide_up(key_tiles, divide_up(key_tiles, wanted));
+  const int64_t rings_of_head = divide_up(key_tiles, wanted);
+  const int64_t size = divide_up(key_tiles, rings_of_head);
   const int64_t at_once = std::min(multiprocessors / size, heads);
   const bool occupies = 100 * at_once * size >= kBusy * multiprocessors;
-  return size >= kSmallest && occupies ? rings(size) : kNone;
+  // The rings of a head come one after the other. At the end, where few heads are left, that may take longer than key
+  // tiles without rings do.
+  const bool waits_at_end =
+      large_tiles && !few && divide_up(heads, at_once) * rings_of_head > divide_up(heads * key_tiles, multiprocessors);
+  return size >= kSmallest && occupies && !waits_at_end ? rings(size) : kNone;
 }
 
 namespace {

@@ -26,12 +26,13 @@ int64_t groups_per_section(const HeadGroups& heads, const ForwardConfig& config,
 struct Rings {
   int key_tiles;  // of a ring. 1: there are no rings
   int heads;      // key-value heads that take turns
+  int distance;   // query tiles between the starts of two of its key tiles
 };
 
 // Where rings are faster. `heads`: batch * kv_heads, of `key_tiles` each; a key tile visits `query_tiles` of each
 // query head that shares it. Rings of equal size must occupy all multiprocessors but a few, and at about four heads
 // at a time, whose queries and sums fit into the L2 cache; of narrow heads, only if blocks have few key tiles each, or
-// of 65 to 96 columns, if they are long. (Measured on an H100 and an H200: docs/lessons/cuda_backward.md.)
+// heads are long. (Measured on an H100 and an H200: docs/lessons/cuda_backward.md.)
 Rings choose_rings(int64_t heads, int64_t query_tiles, int64_t key_tiles, const Sm90BackwardKernel& kernel,
                    int multiprocessors);
 

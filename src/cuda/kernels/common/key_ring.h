@@ -10,19 +10,20 @@
 
 namespace flashlift::cuda {
 
-// Query tiles between the starts of two key tiles of a ring, by the queries of a tile: a key tile's part of d_q is in
-// memory two tiles of 64 queries after its scores. (Of 128 queries one is enough: docs/lessons/cuda_backward.md.)
-FL_RING_FUNCTION constexpr int ring_distance(int queries) { return queries > 64 ? 1 : 2; }
+// Query tiles between the starts of two key tiles of a ring, 1 or 2: a key tile's part of d_q is in memory two tiles of
+// 64 queries after its scores, or one of 128. With these, a distance of two is faster, but rings are then half as long
+// (docs/lessons/cuda_backward.md).
+constexpr int kRingDistance = 2;
 
 // A key tile's place in its ring.
-template <int kDistance>
 struct KeyRing {
   int first;  // key tile of the ring
   int size;
-  int place;  // of the key tile
+  int place;     // of the key tile
+  int distance;  // as kRingDistance
 
   // The step at which the key tile begins. Before it continues at step 0, it waits for no later key tile.
-  FL_RING_FUNCTION int start() const { return (size - 1 - place) * kDistance; }
+  FL_RING_FUNCTION int start() const { return (size - 1 - place) * distance; }
 
   // The key tile that adds to a step's d_q before this one, or -1. ring_tiles: key tiles of a ring.
   FL_RING_FUNCTION int previous(int ring_tiles, int step) const {
@@ -40,28 +41,26 @@ struct KeyRing {
 
  private:
   // The place of the first key tile that comes to a step.
-  static FL_RING_FUNCTION int leader(int size, int step) {
-    const int place = size - 1 - step / kDistance;
-    return place > 0 ? place : 0;
+  FL_RING_FUNCTION int leader(int ring_size, int step) const {
+    const int leading = ring_size - 1 - (step >> (distance - 1));
+    return leading > 0 ? leading : 0;
   }
   static FL_RING_FUNCTION int before(int size, int place) { return place == 0 ? size - 1 : place - 1; }
 };
 
 // A key tile among those of `heads` heads, which take turns with whole rings.
-template <int kDistance>
 struct RingIndex {
   int head;
-  KeyRing<kDistance> ring;
+  KeyRing ring;
   int end;  // the index behind those of its ring
 };
-template <int kDistance>
-FL_RING_FUNCTION RingIndex<kDistance> ring_index(int index, int heads, int key_tiles, int ring_tiles) {
+FL_RING_FUNCTION RingIndex ring_index(int index, int heads, int key_tiles, int ring_tiles, int distance) {
   const int first = index / (heads * ring_tiles) * ring_tiles;
   const int size = ring_tiles < key_tiles - first ? ring_tiles : key_tiles - first;
   const int within = index - first * heads;
   const int head = within / size;
   const int place = within - head * size;
-  return {head, {first, size, place}, index - place + size};
+  return {head, {first, size, place, distance}, index - place + size};
 }
 
 }  // namespace flashlift::cuda

@@ -329,9 +329,9 @@ struct Producer {
 
 #if FL_FUSED
   // (Registers are too few to keep it.)
-  __device__ __forceinline__ BlockRing ring() const {
+  __device__ __forceinline__ KeyRing ring() const {
     return {load_shared(shared.ring + 4 * kRingFirst), load_shared(shared.ring + 4 * kRingSize),
-            load_shared(shared.ring + 4 * kRingPlace)};
+            load_shared(shared.ring + 4 * kRingPlace), ring_distance(backward)};
   }
   __device__ __forceinline__ int last_step() const { return (params.q_len - 1) / FL_BLOCK_N; }
 
@@ -565,7 +565,7 @@ struct Producer {
       if (rows.first + FL_BLOCK_M > params.kv_len || tile.first + FL_BLOCK_N > params.q_len) {
         flags |= kPartial;
       }
-      const BlockRing place_in_ring = ring();
+      const KeyRing place_in_ring = ring();
       const bool nothing = (flags & kNothing) != 0;
       const int before = nothing ? -1 : place_in_ring.previous(backward.ring_tiles, step);
       const bool is_final = kStoresFinal && backward.stores_final != 0 && (flags & kFirst) == 0 && !nothing &&

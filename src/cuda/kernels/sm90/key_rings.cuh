@@ -1,7 +1,7 @@
 // The order in which the key tiles of a head add to its d_q, if every key tile sees all queries (FL_RINGS).
 //
 // If all blocks began at the last queries, each would wait for the one before at every tile. Therefore,
-// BackwardParams::ring_tiles key tiles form a ring: they begin ring_distance() steps apart, the last one at the last
+// BackwardParams::ring_tiles key tiles form a ring: they begin one or two steps apart, the last one at the last
 // queries, which are step 0, and the first one furthest on. A key tile iterates from where it begins to the first
 // queries, and then from the last queries on. So it comes to a step some time after the key tile before it, and
 // seldom waits. Query heads that share the keys come one after the other.
@@ -28,17 +28,20 @@
 
 namespace flashlift::cuda {
 
-using BlockRing = KeyRing<ring_distance(FL_BLOCK_N)>;
+// (A constant takes no register.)
+__device__ __forceinline__ int ring_distance(const BackwardParams& backward) {
+  return FL_BLOCK_N > 64 ? backward.ring_distance : kRingDistance;
+}
 
 // As key_tile(), but the heads of a section take turns with whole rings.
 struct RingTile : KeyTile {
-  BlockRing ring;
+  KeyRing ring;
   int ring_end;  // the index behind those of its ring
 };
 template <int kKeys>
 __device__ __forceinline__ RingTile ring_tile(const ForwardParams& params, const BackwardParams& backward, int index) {
   const KeySection section = key_section(params, backward, index);
-  const auto at = ring_index<ring_distance(FL_BLOCK_N)>(section.within, section.heads, backward.kv_tiles, backward.ring_tiles);
+  const RingIndex at = ring_index(section.within, section.heads, backward.kv_tiles, backward.ring_tiles, ring_distance(backward));
   return {key_tile_of<kKeys>(params, section.first_head + at.head, at.ring.first + at.ring.place), at.ring,
           index - section.within + at.end};
 }

@@ -165,6 +165,7 @@ class MainSm90 : public BackwardMain {
     const Rings rings = choose_rings(heads, divide_up(params.q_len, kernel.config.kv_tile), key_tiles(params), kernel,
                                      device_.multiprocessors);
     call.backward.ring_tiles = rings.key_tiles;
+    call.backward.ring_distance = rings.distance;
     const bool has_rings = rings.key_tiles > 1;
     const KeyOrder order = has_rings
                                ? KeyOrder{.heads = rings.heads, .mirrored = 0}
