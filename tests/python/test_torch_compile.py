@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch_mods
 from flashlift.torch import flex_attention, scaled_dot_product_attention
-from torch.nn.attention.flex_attention import AuxRequest, create_block_mask
+from torch.nn.attention.flex_attention import AuxRequest, create_block_mask, noop_mask
 
 
 def tensors(batch=2, heads=4, length=60, depth=32):
@@ -146,6 +146,31 @@ def test_arguments_of_other_kinds_in_graphs(arguments):
     compiled = torch.compile(lambda *qkv: flex_attention(*qkv, **arguments), backend="aot_eager")
     with pytest.raises(TypeError, match=f"{name} is 'x'; expected"):
         compiled(*tensors())
+
+
+@pytest.mark.parametrize("name", ["score_mod", "mask_mod"])
+@pytest.mark.parametrize(
+    "given",
+    ["causal", 3, torch.ones(60, 60), [1], create_block_mask(noop_mask, None, None, 60, 60, device="cpu")],
+    ids=lambda one: type(one).__name__,
+)
+def test_graphs_name_mods_that_are_no_functions(name, given):
+    compiled = torch.compile(lambda *qkv: flex_attention(*qkv, **{name: given}), backend="eager", fullgraph=True)
+    with pytest.raises(RuntimeError, match=f"{name} is {type(given).__name__}; expected a function of"):
+        compiled(*tensors())
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_seeds_of_more_than_64_bits_in_graphs(dynamic):
+    def attend(seed, *qkv):
+        return flex_attention(*qkv, dropout_p=0.5, dropout_seed=seed)
+
+    compiled = torch.compile(attend, backend="eager", fullgraph=True, dynamic=dynamic)
+    qkv = tensors()
+    for seed in (5, -(2**63), 2**63 - 1, 2**64 - 1):
+        assert torch.equal(compiled(seed, *qkv), attend(seed, *qkv))
+    with pytest.raises(RuntimeError, match="dropout_seed is .*; expected an integer of 64 bits"):
+        compiled(2**70, *qkv)
 
 
 def test_opcheck():

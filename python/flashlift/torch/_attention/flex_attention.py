@@ -70,8 +70,7 @@ def flex_attention(
     """
     checks.check_flags(enable_gqa=enable_gqa, return_lse=return_lse, deterministic=deterministic)
     checks.check_tensors(query, key, value, enable_gqa)
-    if not torch.compiler.is_dynamo_compiling():
-        checks.check_mods(score_mod, mask_mod)
+    checks.check_mods(score_mod, mask_mod)
     checks.check_batch(query, key, block_mask, mask_mod is not None)
     checks.check_scale(scale)
     if torch.is_autocast_enabled(query.device.type):
@@ -188,7 +187,7 @@ def _seed(seed: int | torch.Tensor | None) -> torch.Tensor:
         return seed
     if isinstance(seed, bool) or not isinstance(seed, (int, np.integer, torch.SymInt)):
         raise TypeError(f"dropout_seed is {seed!r}; expected an integer of 64 bits, or a tensor of one")
-    if not torch.compiler.is_dynamo_compiling() and not -(2**63) <= seed < 2**64:
+    if not -(2**63) <= seed < 2**64:
         raise ValueError(f"dropout_seed is {seed}; expected an integer of 64 bits")
     return torch.full((), (int(seed) + 2**63) % 2**64 - 2**63, dtype=torch.int64)
 
