@@ -14,6 +14,7 @@ from flashlift.torch._attention.block_mask import mask_mod_of
 from flashlift.torch._internals import sliced_mask_mod_error
 from test_torch_flex import plane, tensors, unfused
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, noop_mask
+from torch.utils.flop_counter import FlopCounterMode
 
 
 def dense(block_mask, mask_mod, sizes):
@@ -147,6 +148,26 @@ def test_what_changes_between_calls():
             )
             mask.kv_num_blocks[:, :, 2] = 0
     assert_right(q, k, v, mask, torch_mods.causal)
+
+
+def test_changes_that_pytorch_does_not_count():
+    q, k, v = tensors(torch.float32, (1, 2, 2, 128, 128, 16, 16))
+    documents = torch.arange(128) // 40
+
+    def mask_mod(b, h, i, j):
+        return documents[i] == documents[j]
+
+    mask = create_block_mask(mask_mod, 1, 1, 128, 128, device="cpu", BLOCK_SIZE=32)
+    assert_right(q, k, v, mask, mask_mod)
+    documents.numpy()[:] = 0  # the lists are those of before, as they are in PyTorch
+    assert_right(q, k, v, mask, mask_mod)
+    mask.kv_num_blocks.numpy()[:, :, 1] = 0
+    assert_right(q, k, v, mask, mask_mod)
+    mask.full_kv_num_blocks.data.zero_()
+    assert_right(q, k, v, mask, mask_mod)
+    with FlopCounterMode(display=False):
+        mask.kv_num_blocks.data[:, :, 2] = 0
+        assert_right(q, k, v, mask, mask_mod)
 
 
 WINDOW = 9

@@ -10,6 +10,7 @@ faster: the kernels find blocks of their own size, and partial ones read no tabl
 a BlockMask and what its mask_mod captures, and asked again where one of their tensors was changed in place.
 """
 
+import math
 import operator
 import weakref
 from collections.abc import Callable, Sequence
@@ -23,12 +24,13 @@ from flashlift.torch._internals import sliced_mask_mod_error
 from flashlift.torch._mods import Leaves, traced
 from flashlift.torch._program import Bounds
 from flashlift.torch._run.kernels import block_kinds
-from flashlift.torch._run.modes import are_readable, makes_graph, outside_of_modes
+from flashlift.torch._run.modes import are_readable, is_equal, makes_graph, outside_of_modes
 from flashlift.torch._trace import Trace
 
 _NO_BLOCKS = 1 << 30  # PyTorch's block size for "no mask at all"
 _PARTIAL, _FULL = 1, 2
 _MAX_PROVED = 1 << 24  # elements of captured tensors: intervals usually have no useful bounds of larger ones
+_MAX_COMPARED = 1 << 16  # elements of captured tensors, which take 25 µs of one core
 _VERDICTS = 4  # of one BlockMask: batches, heads and captured tensors may differ between calls
 
 Mod = Callable[..., torch.Tensor]
@@ -103,21 +105,26 @@ def _restricted(own: Mod | None, kinds: torch.Tensor, has_full: bool, q_block: i
 
 
 class _Snapshot:
-    """A record of tensors, to check later whether they have changed. For tensors made in inference mode, which count no
-    changes, it keeps the content."""
+    """A record of tensors, to check later whether they have changed. On a CPU it keeps their content, which NumPy and
+    `.data` change without a trace. Of tensors on a GPU, and of more than `largest` elements, it keeps PyTorch's count
+    of changes, unless they were made in inference mode, which counts none."""
 
-    def __init__(self, tensors: Sequence[torch.Tensor | None]) -> None:
+    def __init__(self, tensors: Sequence[torch.Tensor | None], largest: float = math.inf) -> None:
         self._tensors = [one for one in tensors if one is not None]
-        self._are_counted = not any(one.is_inference() for one in self._tensors)
-        self._states: list[Any] = [one._version if self._are_counted else one.detach().clone() for one in self._tensors]
+        self._states: list[Any] = [
+            one.detach().clone() if one.is_inference() or (one.is_cpu and one.numel() <= largest) else one._version
+            for one in self._tensors
+        ]
 
     def holds(self, tensors: Sequence[torch.Tensor | None]) -> bool:
         given = [one for one in tensors if one is not None]
         if len(given) != len(self._tensors) or not all(map(operator.is_, given, self._tensors)):
             return False
-        if self._are_counted:
-            return [one._version for one in given] == self._states
-        return all(map(torch.equal, given, self._states))
+        return all(map(_is_in_state, given, self._states))
+
+
+def _is_in_state(tensor: torch.Tensor, state: Any) -> bool:
+    return is_equal(tensor, state) if isinstance(state, torch.Tensor) else tensor._version == state
 
 
 class _Verdict(NamedTuple):
@@ -158,7 +165,8 @@ class _Known:
         if trace.reads_unknown or not are_readable(leaves.tensors):
             return False
         adds_nothing = _is_proved(self.kinds, found, sizes, block_mask)
-        verdict = _Verdict(trace, leaves.numbers, _Snapshot(leaves.tensors), sizes, adds_nothing)
+        snapshot = _Snapshot(leaves.tensors, _MAX_COMPARED)
+        verdict = _Verdict(trace, leaves.numbers, snapshot, sizes, adds_nothing)
         self._verdicts = [verdict, *self._verdicts[: _VERDICTS - 1]]
         return adds_nothing
 
