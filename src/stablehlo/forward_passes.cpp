@@ -1,12 +1,15 @@
 #include "stablehlo/forward_passes.h"
 
+#include <map>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "llvm/ADT/SetVector.h"
 #include "mlir/IR/Builders.h"
 #include "mlir/IR/IRMapping.h"
 #include "stablehlo/lift/candidates.h"
+#include "stablehlo/lift/same_value.h"
 #include "stablehlo/loop_carries.h"
 #include "stablehlo/loop_residuals.h"
 #include "stablehlo/manual_computations.h"
@@ -104,6 +107,27 @@ void note_forward_pass(mlir::Operation* forward, mlir::Operation* backward) {
   backward->setDiscardableAttr(kForwardPasses, builder.getArrayAttr(passes));
 }
 
+// A forward pass that is computed again may share computations with the backward pass, such as that of values from a
+// saved product and a bias, or of probabilities from saved scores.
+void merge_equal_operations(mlir::Block& block) {
+  SameValues are_same(SameValues::Barriers::kKept);
+  std::map<std::pair<const void*, const void*>, llvm::SmallVector<mlir::Operation*>> seen;  // by name and type
+  for (mlir::Operation& op : llvm::make_early_inc_range(block)) {
+    if (!is_removable(&op) || op.getNumResults() != 1) {
+      continue;
+    }
+    const mlir::Value value = op.getResult(0);
+    auto& alike = seen[{op.getName().getAsOpaquePointer(), value.getType().getAsOpaquePointer()}];
+    const auto* const same =
+        llvm::find_if(alike, [&](mlir::Operation* other) { return are_same(other->getResult(0), value); });
+    if (same == alike.end()) {
+      alike.push_back(&op);
+    } else {
+      op.replaceAllUsesWith(*same);  // and stays, since values are compared by their addresses
+    }
+  }
+}
+
 }  // namespace
 
 std::optional<Module> with_forward_passes(const Module& given, const ComputationNumbers& except) {
@@ -156,6 +180,14 @@ std::optional<Module> with_forward_passes(const Module& given, const Computation
   }
   remove_dead_code(module);
   remove_unused_carries(module);
+  llvm::SetVector<mlir::Block*> blocks;
+  module.op()->walk([&](mlir::Operation* op) {
+    if (op->hasAttr(kRepeated)) {
+      blocks.insert(op->getBlock());
+    }
+  });
+  llvm::for_each(blocks, [](mlir::Block* block) { merge_equal_operations(*block); });
+  remove_dead_code(module);
   return module;
 }
 

@@ -244,7 +244,9 @@ std::vector<mlir::Value> move_masks_into(mlir::Operation* loop) {
   for (unsigned carry = 0; carry < loop->getNumOperands(); ++carry) {
     mlir::Value tensor = loop->getOperand(carry);
     mlir::Value argument = body.getArgument(carry);
-    auto computation = is_invariant(carry) && feeds_softmax(argument) ? mask_computation(tensor) : std::nullopt;
+    // A number may be that of dropout's rate, which is carried next to the mask that it is for.
+    const bool is_wanted = is_invariant(carry) && (elements(tensor) == 1 || feeds_softmax(argument));
+    auto computation = is_wanted ? mask_computation(tensor) : std::nullopt;
     if (!computation && is_invariant(carry) && is_concatenated(argument)) {
       computation = repetition(tensor);  // a sink must show that all rows have the same
     }

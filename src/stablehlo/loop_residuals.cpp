@@ -98,21 +98,15 @@ bool weighs_values(mlir::Operation* product) {
   constexpr size_t kFarthest = 50;
   return llvm::any_of(product->getOperands(), [](mlir::Value operand) {
     return any_operation({operand.getDefiningOp()}, kFarthest, [](mlir::Operation* op, OperationStack& stack) {
-      if (is_dot(op) || kind(op) == OpKind::kReduce) {
-        return false;
+      const auto type = op->getNumResults() == 1 ? static_tensor(op->getResult(0)) : nullptr;
+      if (is_dot(op) || kind(op) == OpKind::kReduce || !type || !mlir::isa<mlir::FloatType>(type.getElementType())) {
+        return false;  // masks and random bits may be computed from many operations
       }
       push_definitions(op, stack);
       return (kind(op) == OpKind::kExponential || kind(op) == OpKind::kPower) && is_near_softmax(op->getResult(0));
     });
   });
 }
-
-bool is_product_of_attention(mlir::Operation* op) {
-  return is_dot(op) && (is_near_softmax(op->getResult(0)) || weighs_values(op));
-}
-
-// Whether a value is one of attention's scores, probabilities, row statistics or outputs, or computed from them.
-bool is_of_attention(mlir::Value value) { return is_near_softmax_or_behind(value, is_product_of_attention); }
 
 class LoopPair {
  public:
@@ -131,7 +125,7 @@ class LoopPair {
     move_to_beginning();
     std::vector<Read> again;
     for (const Read& read : reads_) {
-      if (read.is_only_use && is_of_attention(read.entry)) {
+      if (read.is_only_use && (is_of_attention(read.entry) || is_factor_of_scores(read.entry))) {
         again.push_back(read);
       } else {
         bind(read.entry, read.slice);
@@ -482,6 +476,37 @@ class LoopPair {
 };
 
 }  // namespace
+
+bool is_product_of_attention(mlir::Operation* op) {
+  return is_dot(op) && (is_near_softmax(op->getResult(0)) || weighs_values(op));
+}
+
+bool is_of_attention(mlir::Value value) { return is_near_softmax_or_behind(value, is_product_of_attention); }
+
+bool is_factor_of_scores(mlir::Value value) {
+  const auto type = static_tensor(value);
+  if (!type || !mlir::isa<mlir::FloatType>(type.getElementType())) {
+    return false;
+  }
+  for (mlir::Value source = reshaped(value); source; source = reshaped(value)) {
+    value = source;  // loops store entries with a dimension of size 1
+  }
+  std::vector<mlir::Value> pending = {value};
+  while (!pending.empty()) {
+    const mlir::Value each = pending.back();
+    pending.pop_back();
+    for (mlir::Operation* user : each.getUsers()) {
+      if (kind(user) == OpKind::kMultiply && is_near_softmax(user->getResult(0))) {
+        return true;
+      }
+      if (kind(user) == OpKind::kBroadcastInDim || kind(user) == OpKind::kReshape || kind(user) == OpKind::kTranspose ||
+          kind(user) == OpKind::kConvert) {
+        pending.push_back(user->getResult(0));
+      }
+    }
+  }
+  return false;
+}
 
 bool reads_earlier_loop(mlir::Operation* op) {
   return kind(op) == OpKind::kWhile &&

@@ -31,6 +31,16 @@ namespace flashlift::stablehlo {
 inline constexpr const char* kRepeated = "flashlift.repeated";
 inline constexpr int64_t kMostRepeated = int64_t{1} << 20;  // numbers of one backward pass
 
+// Whether an operation is one of attention's two products.
+bool is_product_of_attention(mlir::Operation* op);
+
+// Whether a value is one of attention's scores, probabilities, row statistics or outputs, or computed from them.
+bool is_of_attention(mlir::Value value);
+
+// Whether scores or probabilities are multiplied by these floats, such as dropout's 0 or 1 / (1 - rate). Only where
+// they are computed is it seen that they are a condition times a constant.
+bool is_factor_of_scores(mlir::Value value);
+
 // Whether a loop reads the results of another one.
 bool reads_earlier_loop(mlir::Operation* op);
 

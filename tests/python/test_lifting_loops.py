@@ -93,6 +93,37 @@ def test_training_steps(step):
     assert f"bool[{HEADS},{TOKENS}" not in str(found), "a mask of constants is not a program"
 
 
+def test_dropout_by_a_factor():
+    """Flax multiplies probabilities by 0 or 1 / 0.75, and the first loop stores these factors. The second one computes
+    them again, since a tensor of numbers does not show that they are a condition times a constant."""
+
+    def factor(x, weights, key):
+        keep = jax.random.bernoulli(key, 0.75, (1, TOKENS, TOKENS))
+        return layer(x, weights, drop=lambda p: p * (keep.astype(p.dtype) / jnp.asarray(0.75, p.dtype)))
+
+    found = report(*training_step(factor, jax.random.split(jax.random.key(4), LAYERS)))
+    assert count(found) == (2, 1) and "dropout" in str(found), found
+
+
+def test_values_and_masks_that_a_checkpoint_computes_from_what_it_saves():
+    """It saves products, and adds biases to them again; the mask of the first loop is computed before it."""
+    mask = jnp.tril(jnp.ones((1, TOKENS, TOKENS)))
+
+    def body(x, weights, biases):
+        q, k, v = (jnp.einsum("nc,chd->nhd", x, w) + b for w, b in zip(weights, biases, strict=True))
+        s = jnp.where(mask != 0, jnp.einsum("qhd,khd->hqk", q / jnp.sqrt(8.0), k), -1e9)
+        return x + jnp.einsum("hqk,khd->qhd", jax.nn.softmax(s), v).reshape(x.shape)
+
+    def loss(weights, x, biases):
+        saved = jax.checkpoint(body, policy=POLICIES.dots_saveable, prevent_cse=False)
+        return jnp.sum(jnp.sin(lax.scan(lambda x, w: (saved(x, *w), None), x, (tuple(weights), tuple(biases)))[0]))
+
+    weights = normal(1, 3, LAYERS, HEADS * DEPTH, HEADS, DEPTH)
+    step = jax.value_and_grad(loss, argnums=(0, 2))
+    found = report(step, weights, normal(2, TOKENS, HEADS * DEPTH), normal(3, 3, LAYERS, HEADS, DEPTH))
+    assert count(found) == (2, 1), found
+
+
 @pytest.mark.parametrize("moves", [False, True], ids=["same", "changed"])
 def test_rotations_and_masks_that_a_checkpoint_computes_again(moves):
     """The first loop reads them from before it, the second one computes them in each iteration. If layers change the
