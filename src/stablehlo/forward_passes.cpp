@@ -8,6 +8,7 @@
 #include "llvm/ADT/SetVector.h"
 #include "mlir/IR/Builders.h"
 #include "mlir/IR/IRMapping.h"
+#include "stablehlo/branch_residuals.h"
 #include "stablehlo/lift/candidates.h"
 #include "stablehlo/lift/same_value.h"
 #include "stablehlo/loop_carries.h"
@@ -133,7 +134,8 @@ void merge_equal_operations(mlir::Block& block) {
 std::optional<Module> with_forward_passes(const Module& given, const ComputationNumbers& except) {
   const auto is_fed = given.op()->walk([](mlir::Operation* op) {
     const bool is_backward = kind(op) == OpKind::kSdyManualComputation && llvm::any_of(op->getOperands(), is_computed);
-    return is_backward || reads_earlier_loop(op) ? mlir::WalkResult::interrupt() : mlir::WalkResult::advance();
+    return is_backward || reads_earlier_loop(op) || reads_earlier_choice(op) ? mlir::WalkResult::interrupt()
+                                                                             : mlir::WalkResult::advance();
   });
   if (!is_fed.wasInterrupted()) {
     return std::nullopt;
@@ -145,7 +147,8 @@ std::optional<Module> with_forward_passes(const Module& given, const Computation
          {kRepeated, kForwardPass, kForwardPasses}) {  // the caller's module may use these names, too
       op->removeDiscardableAttr(name);
     }
-    if (kind(op) == OpKind::kSdyManualComputation || kind(op) == OpKind::kWhile) {
+    if (kind(op) == OpKind::kSdyManualComputation || kind(op) == OpKind::kWhile || kind(op) == OpKind::kCase ||
+        kind(op) == OpKind::kIf) {
       computations.push_back(op);
     }
   });
@@ -154,6 +157,10 @@ std::optional<Module> with_forward_passes(const Module& given, const Computation
     const int64_t number = static_cast<int64_t>(i) * kMostRepeated;
     if (kind(backward) == OpKind::kWhile) {
       any = compute_residuals_again(backward, number, except) != nullptr || any;
+      continue;
+    }
+    if (kind(backward) != OpKind::kSdyManualComputation) {
+      any = compute_branch_residuals_again(backward, number, except) || any;
       continue;
     }
     if (except.contains(number)) {

@@ -1,0 +1,28 @@
+// Branches that compute residuals of attention again, instead of reading what an earlier choice has returned.
+//
+// The gradient of JAX's lax.cond and lax.switch is two choices (stablehlo.case or stablehlo.if) on the same index. Each
+// branch of the first one returns what the backward pass needs, among it the probabilities, and the same branch of the
+// second one reads it. Neither branch holds an attention with its gradient. This pass lets the branches of the second
+// choice compute scores, probabilities, row statistics and masks again.
+//
+// Why the computed value is the returned one: both choices have the same index, so that branch i of the second one only
+// runs if branch i of the first one has run. There, a result is what branch i of the first choice returns. The value is
+// computed by pure operations from values outside of the first choice, which the second one sees, too, and from
+// other values that branch i of the first one returns.
+#pragma once
+
+#include <cstdint>
+#include <set>
+
+#include "mlir/IR/Operation.h"
+
+namespace flashlift::stablehlo {
+
+// Whether an operation is a choice whose branches read results of an earlier one on the same index.
+bool reads_earlier_choice(mlir::Operation* op);
+
+// Lets the branches of a choice compute again what they read of attention, but not those that `except` names by their
+// numbers, of `first` on. Returns whether anything has changed. The earlier choices may have been replaced.
+bool compute_branch_residuals_again(mlir::Operation* backward, int64_t first, const std::set<int64_t>& except);
+
+}  // namespace flashlift::stablehlo
