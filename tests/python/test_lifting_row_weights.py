@@ -66,6 +66,15 @@ def test_weights_of_rows_in_gradients(by):
     assert_fused(weighted(WEIGHTS[by]), *qkv(), gradients=True)
 
 
+@pytest.mark.parametrize("by", ["a number", "heads", "heads and batches, as a product"])
+def test_weights_of_heads_in_a_gradient_without_the_output(by):
+    """They move to the values, which then are computed behind the product that becomes the call."""
+    q, k, v = qkv()
+    d_out = jnp.cos(jnp.arange(B * S * H * D, dtype=jnp.float32)).reshape(B, S, H, D)
+    loss = lambda *x: jnp.vdot(weighted(WEIGHTS[by])(*x), d_out)
+    assert_fused(jax.grad(loss, argnums=(0, 1, 2)), q, k, v)
+
+
 @pytest.mark.parametrize(
     "by",
     [

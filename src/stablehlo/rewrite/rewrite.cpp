@@ -131,7 +131,8 @@ class Rewriter {
     if (found_.nan_where_lse_is_minus_infinity && !row_dims()) {
       return unsupported("rows without keys are NaN, and the rows of the log-sum-exp are not those of the output");
     }
-    const NewOperations added(found_.second_product);
+    builder_.setInsertionPoint(place_of_call());
+    const NewOperations added(&*builder_.getInsertionPoint());
     const llvm::SmallVector<mlir::Type> results = result_types();
     llvm::SmallVector<mlir::Value> operands = {view(found_.q), view(found_.k), view(found_.v)};
     if (Status status = check_operands(operands); !status.ok()) {
@@ -161,7 +162,7 @@ class Rewriter {
     }
     std::optional<NewOperations> backward;
     if (found_.gradient) {
-      backward = backward_call(operands, call->getResults());
+      backward = backward_call(operands, call);
     }
     if (found_.out.replaced) {
       mlir::Value out = found_.nan_where_lse_is_minus_infinity ? with_nan_rows(call->getResults()) : call->getResult(0);
@@ -170,9 +171,7 @@ class Rewriter {
     if (found_.lse) {
       replace(*found_.lse, call->getResult(1));
     }
-    if (found_.lse) {
-      restore_order(added);
-    }
+    restore_order(added);
     if (backward) {
       restore_order(*backward);
     }
@@ -217,6 +216,22 @@ class Rewriter {
     FLASHLIFT_RETURN_IF_ERROR(check_operand("q", found_.q.dims, qkv[0], problem.q_len, problem.head_dim));
     FLASHLIFT_RETURN_IF_ERROR(check_operand("k", found_.k.dims, qkv[1], problem.kv_len, problem.head_dim));
     return check_operand("v", found_.v.dims, qkv[2], problem.kv_len, problem.value_dim);
+  }
+
+  // The operation before which the forward call stands: the product that it replaces, or what follows its last operand.
+  // If the module computes only the gradient, that product is one of the backward pass, and weights may have been moved
+  // to values behind it.
+  mlir::Operation* place_of_call() const {
+    std::vector<mlir::Value> operands = {found_.q.source, found_.k.source, found_.v.source};
+    operands.insert(operands.end(), found_.captures.begin(), found_.captures.end());
+    for (const auto& view : {found_.sinks, found_.keep_mask}) {
+      operands.push_back(view ? view->source : mlir::Value());
+    }
+    mlir::Operation* last = found_.second_product;
+    for (const mlir::Value operand : operands) {
+      last = later(last, operand);
+    }
+    return last == found_.second_product ? last : last->getNextNode();
   }
 
   llvm::SmallVector<mlir::Type> result_types() {
@@ -282,10 +297,11 @@ class Rewriter {
   }
 
   // Creates the backward call behind the last of its operands. These include the forward call's operands and results.
-  NewOperations backward_call(llvm::ArrayRef<mlir::Value> forward_operands, mlir::ValueRange forward_results) {
+  NewOperations backward_call(llvm::ArrayRef<mlir::Value> forward_operands, mlir::Operation* forward) {
     const LiftedGradient& gradient = *found_.gradient;
-    mlir::Operation* place = later(later(found_.second_product, gradient.d_out.source),
-                                   gradient.d_lse ? gradient.d_lse->source : mlir::Value());
+    const mlir::ValueRange forward_results = forward->getResults();
+    mlir::Operation* place = later(later(found_.second_product, forward_results[0]), gradient.d_out.source);
+    place = later(place, gradient.d_lse ? gradient.d_lse->source : mlir::Value());
     for (const mlir::Value capture : gradient.captures) {
       place = later(place, capture);
     }
