@@ -202,6 +202,7 @@ class Fuser {
   Outcome<LiftedAttention> lift(mlir::Operation* product, std::vector<Rearrangement>& rearranged) {
     Outcome<LiftedAttention> found = lift_attention(product, gradients_, work_);
     first_products_ = work_.first_products;
+    with_added_output_.reset();
     if (found.ok() || found.error().reason == Reason::kNoCandidate || found.error().reason == Reason::kTooMuchWork) {
       return found;
     }
@@ -217,6 +218,9 @@ class Fuser {
       if (again.ok() && again->gradient) {
         rearranged.push_back(*with_output);
         return again;
+      }
+      if (!again.ok() && again.error().reason == Reason::kNotByGradient) {
+        with_added_output_ = again.error();
       }
       stablehlo::take_back(*with_output);
       work_.forget();
@@ -366,6 +370,18 @@ class Fuser {
     return refusal.text;
   }
 
+  // The gradient of values is told to need the output. If the other gradients show that this would not help, it gets
+  // their reason. Called before `candidate` is added.
+  void correct_reasons_of_values(const Candidate& candidate, const Refusal& refusal) {
+    for (mlir::Operation* first : first_products_) {
+      if (refusal.reason == Reason::kGradientOfValuesAlone && candidate.reason == refusal.text) {
+        of_values_.try_emplace(first, candidates.size());
+      } else if (const auto of_values = of_values_.find(first); with_added_output_ && of_values != of_values_.end()) {
+        candidates[of_values->second].reason = with_added_output_->text;
+      }
+    }
+  }
+
   void visit(mlir::Operation* product) {
     Candidate candidate = candidate_at(product);
     std::vector<Rearrangement> rearranged;
@@ -377,6 +393,7 @@ class Fuser {
         return;
       }
       candidate.reason = reason_of(product, found.error());
+      correct_reasons_of_values(candidate, found.error());
       candidates.push_back(std::move(candidate));
       return;
     }
@@ -453,7 +470,9 @@ class Fuser {
   std::vector<mlir::Operation*> products_;
   std::vector<mlir::Operation*> first_products_;           // those tried with the last product
   llvm::DenseMap<mlir::Operation*, std::string> refused_;  // first products and where their attention is
-  llvm::DenseMap<mlir::Operation*, bool> normalised_;      // cached for first products
+  std::optional<Refusal> with_added_output_;  // why the gradients do not follow from the last product's output
+  llvm::DenseMap<mlir::Operation*, size_t> of_values_;  // first products and candidates that only lack the output
+  llvm::DenseMap<mlir::Operation*, bool> normalised_;   // cached for first products
   llvm::DenseSet<mlir::Operation*> erased_;
 };
 

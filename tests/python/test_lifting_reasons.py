@@ -103,8 +103,8 @@ def exported(function, *shapes, **options):
     return jax.export.export(jax.jit(function), **options)(*shapes).mlir_module()
 
 
-def attention(q, k, v):
-    return jax.nn.softmax(q @ k.mT / 4) @ v
+def attention(q, k, v, change=lambda s: s):
+    return jax.nn.softmax(change(q @ k.mT / 4)) @ v
 
 
 def test_an_export_with_symbolic_sizes_says_so():
@@ -367,6 +367,16 @@ def test_the_gradient_by_the_values_alone():
         return jax.grad(lambda v: jnp.vdot(jnp.cos(q), attention(q, k, v)))(v)
 
     assert ["sums probabilities over the queries" in each for each in reasons(d_v, *QKV, gradients=True)] == [True]
+
+
+def test_a_gradient_that_the_output_would_not_help():
+    """JAX defines the gradient of abs at 0 as 1, with the output and without it."""
+
+    def gradients(q, k, v, d_out):
+        return jax.grad(lambda *x: jnp.vdot(d_out, attention(*x, jnp.abs)), argnums=(0, 1, 2))(q, k, v)
+
+    found = reasons(gradients, *QKV, (8, 16), gradients=True)
+    assert "is not their gradient" in found[0] and not any("compute both" in each for each in found), found
 
 
 def test_a_product_that_mixes_the_heads_of_probabilities_is_no_gradient_of_values():
