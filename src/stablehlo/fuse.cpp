@@ -1,6 +1,7 @@
 #include "flashlift/stablehlo.h"
 
 #include <algorithm>
+#include <map>
 #include <memory>
 #include <optional>
 #include <set>
@@ -41,11 +42,15 @@ namespace {
 constexpr const char* kComposite = "flashlift.composite";
 constexpr const char* kOrigins = "flashlift.origins";
 
+// Why attention stays in a backward pass that computes it again, by the place of its product of queries and keys.
+using ReasonsOfRepeated = std::map<std::string, std::string>;
+
 // Fuses the attention in a module without calls.
 class Fuser {
  public:
-  Fuser(Module& module, const FuseOptions& options)
-      : module_(module),
+  Fuser(Module& module, const FuseOptions& options, ReasonsOfRepeated known = {})
+      : of_repeated(std::move(known)),
+        module_(module),
         as_(options.as),
         gradients_(options.gradients && options.as == FuseAs::kCustomCall),
         partitioner_(module, annotations_, options.partitions) {}
@@ -81,13 +86,17 @@ class Fuser {
     take_back_unfused();
     annotations_.close(erased_);
     barriers.close(erased_);
+    for (const auto& [place, candidate] : repeated_) {
+      of_repeated.try_emplace(place, candidates[candidate].reason);
+    }
     annotations_.remove_unused();
     remove_dead_code(module_);
   }
 
   std::vector<Candidate> candidates;
   bool changed = false;
-  ComputationNumbers in_vain;    // of products that were repeated for a gradient, and were fused without one
+  ComputationNumbers in_vain;  // of products that were repeated for a gradient, and were fused without one
+  ReasonsOfRepeated of_repeated;
   std::set<int64_t> composites;  // composites that contained an operation of a fused attention
 
  private:
@@ -362,10 +371,18 @@ class Fuser {
     };
     const std::string place = describe(product->getLoc());
     for (mlir::Operation* first : first_products_) {
+      const auto known = of_repeated.find(describe(first->getLoc()));
+      if (refusal.reason == Reason::kUsedElsewhere && known != of_repeated.end()) {
+        return refuse<Reason::kStaysInBackwardPass>(known->second).text;
+      }
       const auto [attention, is_new] = refused_.try_emplace(first, place);
       if (!is_new && attention->second != place && llvm::is_contained(kOfPairsThatAreNone, refusal.reason)) {
         return refuse<Reason::kOfAnother>(attention->second).text;
       }
+    }
+    if (const auto repeated = llvm::find_if(first_products_, [](auto* first) { return first->hasAttr(kRepeated); });
+        repeated != first_products_.end()) {
+      repeated_.emplace_back(describe((*repeated)->getLoc()), candidates.size());
     }
     return refusal.text;
   }
@@ -404,6 +421,9 @@ class Fuser {
     work_.forget();  // the module changes from here on
     if (const Status status = replace(*found); !status.ok()) {
       candidate.reason = status.error().message;
+      if (found->first_product->hasAttr(kRepeated)) {
+        repeated_.emplace_back(describe(found->first_product->getLoc()), candidates.size());
+      }
       stablehlo::take_back(merged);
       take_back(rearranged);
     } else {
@@ -470,6 +490,7 @@ class Fuser {
   std::vector<mlir::Operation*> products_;
   std::vector<mlir::Operation*> first_products_;           // those tried with the last product
   llvm::DenseMap<mlir::Operation*, std::string> refused_;  // first products and where their attention is
+  std::vector<std::pair<std::string, size_t>> repeated_;   // places and candidates that stay, of repeated products
   std::optional<Refusal> with_added_output_;  // why the gradients do not follow from the last product's output
   llvm::DenseMap<mlir::Operation*, size_t> of_values_;  // first products and candidates that only lack the output
   llvm::DenseMap<mlir::Operation*, bool> normalised_;   // cached for first products
@@ -481,9 +502,10 @@ std::unique_ptr<Fuser> fuse_module(Module& module, const FuseOptions& options) {
   read_parts_from_operands(module);
   remove_dead_code(module);
   ComputationNumbers in_vain;
+  ReasonsOfRepeated of_repeated;
   const bool has_gradients = options.gradients && options.as == FuseAs::kCustomCall;
   while (auto repeated = has_gradients ? with_forward_passes(module, in_vain) : std::nullopt) {
-    auto fuser = std::make_unique<Fuser>(*repeated, options);
+    auto fuser = std::make_unique<Fuser>(*repeated, options, of_repeated);
     fuser->run();
     ComputationNumbers left = repeated_in_vain(*repeated);
     left.merge(fuser->in_vain);
@@ -493,8 +515,9 @@ std::unique_ptr<Fuser> fuse_module(Module& module, const FuseOptions& options) {
       return fuser;
     }
     in_vain.insert(left.begin(), left.end());
+    of_repeated.merge(fuser->of_repeated);
   }
-  auto fuser = std::make_unique<Fuser>(module, options);
+  auto fuser = std::make_unique<Fuser>(module, options, std::move(of_repeated));
   fuser->run();
   return fuser;
 }

@@ -277,6 +277,22 @@ def test_a_loop_that_stores_probabilities(are_stored):
     assert ["put jax.checkpoint around its body" in each for each in found] == ([True] if are_stored else [])
 
 
+@pytest.mark.parametrize(
+    "change, partitions, words",
+    [(jnp.abs, 1, "is not their gradient"), (jnp.sin, 8, "the module is compiled for 8 partitions")],
+)
+def test_a_loop_whose_backward_loop_could_not_be_fused(change, partitions, words):
+    """It stores probabilities, but jax.checkpoint would not help."""
+
+    def layers(q, k, v):
+        return jax.lax.scan(lambda x, w: (x + attention(x * w, k, v, change), None), q, jnp.arange(3.0))[0]
+
+    shapes = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in QKV]
+    text = jax.jit(gradient(layers)).lower(*shapes).as_text().replace("partitions = 1", f"partitions = {partitions}")
+    (candidate,) = flashlift.stablehlo.fuse(text, gradients=True).candidates
+    assert words in candidate.reason and "checkpoint" not in candidate.reason, candidate
+
+
 def test_a_branch_that_returns_probabilities():
     def function(q, k, v):
         def layer():
