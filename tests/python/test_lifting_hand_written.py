@@ -375,6 +375,20 @@ def test_gradients_in_rows_that_a_large_number_masks_whole(name):
         assert "in a row that a large number masks whole" in report, report
 
 
+@pytest.mark.parametrize("low, stays", [(-1e9, False), (-1e4, True)])
+@pytest.mark.parametrize("size", [2, 3, 4, 6, 7])
+def test_a_number_that_scores_may_come_near_does_not_mask(low, stays, size):
+    """Beside scores of about -1e4, keys that this number masks have a probability, and d_s must be masked, too."""
+    mask = lambda s: jnp.where(jnp.tril(jnp.ones((size, size), bool)), s, low)
+    q, k, v = (x[:, :, :size] for x in qkv())
+    for is_masked in (False, True):
+        of_scores = (
+            (lambda d_s: jnp.where(jnp.tril(jnp.ones((size, size), bool)), d_s, 0)) if is_masked else lambda d: d
+        )
+        candidates, report = fused(with_probabilities_again(mask, of_scores), q, k, v, jnp.cos(q))
+        assert any(candidate.fused for candidate in candidates) == (is_masked or not stays), report
+
+
 BOOLEANS = {
     "and": lambda a, b: a & b,
     "not or": lambda a, b: ~(~a | ~b),

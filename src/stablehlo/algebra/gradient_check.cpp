@@ -5,6 +5,7 @@
 #include <limits>
 #include <map>
 #include <optional>
+#include <set>
 #include <utility>
 
 #include "stablehlo/algebra/program.h"
@@ -58,6 +59,25 @@ std::vector<Draw> draws_for(std::optional<double> threshold, double scale) {
     }
   }
   return draws;
+}
+
+// Adds rows in which scores come near the numbers that a select gives to masked keys, such as -1e4: beside other scores
+// these keys have probability 0, which hides what a gradient does with them. Numbers from 1e6 on count as infinity.
+void add_rows_near_masks(const SymArena& arena, SymId score, double scale, std::vector<Draw>& draws) {
+  constexpr double kInfinite = 1e6;
+  constexpr size_t kMost = 8;
+  std::set<double> numbers;
+  for (const SymId id : parts_of(arena, {score})) {
+    for (const SymId arg : arena.is_op(id, Op::k_select) ? arena[id].args : std::vector<SymId>()) {
+      if (arena[arg].type == Type::kF32 && arena.is_constant(arg) && std::abs(arena.f32_value(arg)) < kInfinite &&
+          numbers.size() < kMost) {
+        numbers.insert(arena.f32_value(arg));
+      }
+    }
+  }
+  for (const double number : numbers) {
+    draws.push_back({.score_center = number, .score_range = 8, .score_scale = scale});
+  }
 }
 
 using Values = std::vector<std::pair<SymId, bool>>;
@@ -447,6 +467,7 @@ Proof GradientCheck::compare_rows(SymId formula, const CompareRow& compare, SymI
   };
   Compared compared;
   std::vector<Draw> draws = draws_for(largest_threshold(arena_, known), scale_of_scores());
+  add_rows_near_masks(arena_, softmax_.score, scale_of_scores(), draws);
   draws.push_back({.draws_positions = true});
   draws.push_back({.load_center = 0, .load_range = 2, .draws_positions = true});
   FLASHLIFT_RETURN_IF_ERROR(add_masked_rows(arena_, masks_, draws));
