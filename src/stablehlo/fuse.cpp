@@ -110,8 +110,9 @@ class Fuser {
   }
 
   static std::optional<Rearrangement> read_otherwise(mlir::Operation* op) {
-    if (kind(op) == OpKind::kAdd) {
-      return log_sum_of_other_base(op);
+    if (kind(op) == OpKind::kAdd || kind(op) == OpKind::kMaximum) {
+      auto whole = slices_as_reduction(op);
+      return whole || kind(op) == OpKind::kMaximum ? std::move(whole) : log_sum_of_other_base(op);
     }
     if (kind(op) == OpKind::kReduce || kind(op) == OpKind::kReduceWindow) {
       auto whole = windows_as_reduction(op);
@@ -123,12 +124,12 @@ class Fuser {
 
   // Reads sums of multiplications as products, and products in which an operand has no dimension of its own as
   // multiplications: those near a softmax, and then all others, which may be part of its gradient. Reads log-sum-exps
-  // of other bases as natural ones, and windows over whole rows as reductions.
+  // of other bases as natural ones, and windows over whole rows, or slices that together are, as reductions.
   void read_products() {
     std::vector<mlir::Operation*> found;
     module_.op()->walk([&](mlir::Operation* op) {
       if (kind(op) == OpKind::kReduce || kind(op) == OpKind::kReduceWindow || kind(op) == OpKind::kDotGeneral ||
-          kind(op) == OpKind::kAdd) {
+          kind(op) == OpKind::kAdd || kind(op) == OpKind::kMaximum) {
         found.push_back(op);
       }
     });

@@ -2,6 +2,8 @@
 to write exponentials and sums. Compared with XLA's results of the original, in both directions.
 """
 
+import functools
+
 import flashlift.stablehlo
 import jax
 import jax.numpy as jnp
@@ -381,6 +383,33 @@ def test_sums_by_products_and_norms(total):
 )
 def test_other_sums_stay(exponentials, total):
     assert_left_alone(divided(exponentials, total), *qkv())
+
+
+def of_slices(cuts, keepdims=False, is_stable=True):
+    """Attention whose row maximum and row sum are those of slices of the keys."""
+
+    def slices(x):
+        return [x[..., start:limit] for start, limit in cuts]
+
+    def attention(q, k, v):
+        s = products(q, k) / 4
+        m = functools.reduce(jnp.maximum, [x.max(-1, keepdims=keepdims) for x in slices(s)])
+        e = jnp.exp(s - (m if keepdims else m[..., None])) if is_stable else jnp.exp(s)
+        z = functools.reduce(jnp.add, [x.sum(-1, keepdims=keepdims) for x in slices(e)])
+        return weigh(e / (z if keepdims else z[..., None]), v)
+
+    return attention
+
+
+@pytest.mark.parametrize("keepdims", [False, True])
+@pytest.mark.parametrize("cuts", [[(0, 5), (5, T)], [(9, T), (0, 2), (2, 9)]])
+def test_sums_and_maxima_of_slices(cuts, keepdims):
+    assert_fused(of_slices(cuts, keepdims), *qkv())
+
+
+@pytest.mark.parametrize("cuts", [[(0, 5), (4, T)], [(0, 5), (6, T)], [(1, 5), (5, T)], [(0, 5), (5, T - 1)]])
+def test_sums_of_slices_that_are_not_whole_rows_stay(cuts):
+    assert_left_alone(of_slices(cuts, is_stable=False), *qkv())
 
 
 def test_the_sum_of_other_powers_stays():

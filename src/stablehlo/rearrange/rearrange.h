@@ -51,6 +51,8 @@ std::optional<Rearrangement> weight_product_as_multiplication(mlir::Operation* p
 std::optional<Rearrangement> product_as_multiplied_sum(mlir::Operation* product);
 // The reduction for a reduce_window whose windows are whole rows, or for a reduction of windows that lie side by side.
 std::optional<Rearrangement> windows_as_reduction(mlir::Operation* op);
+// The reduction for a sum or maximum of reductions of slices that lie side by side and together are whole rows.
+std::optional<Rearrangement> slices_as_reduction(mlir::Operation* op);
 // For a sum with a logarithm of another base, such as m + log2(z): the sum with the natural logarithm, times a number.
 std::optional<Rearrangement> log_sum_of_other_base(mlir::Operation* sum);
 // For sums of added tensors, each of which may be a gradient of scores of several attentions (such as layers that share
