@@ -388,11 +388,27 @@ class Fuser {
     return refusal.text;
   }
 
+  // Whether an operand is e / sum e, without weights or a mask of its own, as add_missing_output() supposes.
+  static bool has_plain_probabilities(mlir::Operation* product) {
+    const auto source = [](mlir::Value value) {
+      while (kind(value) == OpKind::kTranspose || kind(value) == OpKind::kConvert) {
+        value = value.getDefiningOp()->getOperand(0);
+      }
+      return value;
+    };
+    return llvm::any_of(product->getOperands(), [&](mlir::Value operand) {
+      const mlir::Value probabilities = source(operand);
+      return kind(probabilities) == OpKind::kDivide &&
+             kind(source(probabilities.getDefiningOp()->getOperand(0))) == OpKind::kExponential;
+    });
+  }
+
   // The gradient of values is told to need the output. If the other gradients show that this would not help, it gets
-  // their reason. Called before `candidate` is added.
-  void correct_reasons_of_values(const Candidate& candidate, const Refusal& refusal) {
+  // their reason. Called before `candidate`, of the refused product, is added.
+  void correct_reasons_of_values(mlir::Operation* product, const Candidate& candidate, const Refusal& refusal) {
     for (mlir::Operation* first : first_products_) {
-      if (refusal.reason == Reason::kGradientOfValuesAlone && candidate.reason == refusal.text) {
+      if (refusal.reason == Reason::kGradientOfValuesAlone && candidate.reason == refusal.text &&
+          has_plain_probabilities(product)) {
         of_values_.try_emplace(first, candidates.size());
       } else if (const auto of_values = of_values_.find(first); with_added_output_ && of_values != of_values_.end()) {
         candidates[of_values->second].reason = with_added_output_->text;
@@ -411,7 +427,7 @@ class Fuser {
         return;
       }
       candidate.reason = reason_of(product, found.error());
-      correct_reasons_of_values(candidate, found.error());
+      correct_reasons_of_values(product, candidate, found.error());
       candidates.push_back(std::move(candidate));
       return;
     }

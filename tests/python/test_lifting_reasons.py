@@ -395,6 +395,15 @@ def test_a_gradient_that_the_output_would_not_help():
     assert "is not their gradient" in found[0] and not any("compute both" in each for each in found), found
 
 
+def test_a_gradient_of_weighted_probabilities_that_the_output_would_help():
+    def loss(q, k, v, d_out):
+        return jnp.vdot(d_out, (jax.nn.softmax(q @ k.T) * jnp.arange(1.0, 9)[:, None]) @ v)
+
+    shapes = [*QKV, (8, 16)]
+    assert "compute both" in reasons(jax.grad(loss, argnums=(0, 1, 2)), *shapes, gradients=True)[0]
+    assert reasons(jax.value_and_grad(loss, argnums=(0, 1, 2)), *shapes, gradients=True) == []
+
+
 def test_a_product_that_mixes_the_heads_of_probabilities_is_no_gradient_of_values():
     def talking_heads(q, k, v, mix):
         p = jax.nn.softmax(jnp.einsum("hqd,hkd->hqk", q, k), -1)
