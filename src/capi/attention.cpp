@@ -135,10 +135,12 @@ class KeptRoom {
   std::vector<T>& vector_;
 };
 
-Status to_captures(const DLTensor* const* given, size_t count, DLDevice device, std::vector<TensorView>& captures) {
-  if (count > kMaxCaptures || (count > 0 && given == nullptr)) {
-    return invalid_argument("capture_count is {} and captures is {}; expected at most {} tensors", count,
-                            given == nullptr ? "NULL" : "set", kMaxCaptures);
+// Reads no more tensors than the problem has, since a wrong count may be more than the array's.
+Status to_captures(const DLTensor* const* given, size_t count, DLDevice device, const Problem& problem,
+                   std::vector<TensorView>& captures) {
+  FLASHLIFT_RETURN_IF_ERROR(problem::verify_capture_count(problem, count));
+  if (count > 0 && given == nullptr) {
+    return invalid_argument("captures is NULL; expected {} tensors", count);
   }
   for (size_t i = 0; i < count; ++i) {
     FLASHLIFT_ASSIGN_OR_RETURN(const TensorView view, to_view(given[i], fmt::format("captures[{}]", i), device));
@@ -155,12 +157,15 @@ Status to_optional_view(const DLTensor* tensor, std::string_view name, DLDevice 
   return {};
 }
 
-Status to_arguments(const FlashliftArguments& given, DLDevice device, AttentionArguments& arguments) {
+Status to_arguments(const FlashliftArguments& given, const FlashliftAttention& attention,
+                    AttentionArguments& arguments) {
+  const DLDevice device = attention.device;
   FLASHLIFT_ASSIGN_OR_RETURN(arguments.q, to_view(given.q, "q", device));
   FLASHLIFT_ASSIGN_OR_RETURN(arguments.k, to_view(given.k, "k", device));
   FLASHLIFT_ASSIGN_OR_RETURN(arguments.v, to_view(given.v, "v", device));
   FLASHLIFT_ASSIGN_OR_RETURN(arguments.out, to_view(given.out, "out", device));
-  FLASHLIFT_RETURN_IF_ERROR(to_captures(given.captures, given.capture_count, device, arguments.captures));
+  FLASHLIFT_RETURN_IF_ERROR(
+      to_captures(given.captures, given.capture_count, device, attention.attention.problem(), arguments.captures));
   FLASHLIFT_RETURN_IF_ERROR(to_optional_view(given.sinks, "sinks", device, arguments.sinks));
   FLASHLIFT_RETURN_IF_ERROR(to_optional_view(given.lse, "lse", device, arguments.lse));
   FLASHLIFT_RETURN_IF_ERROR(to_optional_view(given.row_max, "row_max", device, arguments.row_max));
@@ -198,10 +203,11 @@ Status run_with(const FlashliftRunOptions* given, Run&& run) {
   return run(options);
 }
 
-Status read_arguments(const FlashliftArguments* given, DLDevice device, AttentionArguments& arguments) {
+Status read_arguments(const FlashliftArguments* given, const FlashliftAttention& attention,
+                      AttentionArguments& arguments) {
   FlashliftArguments read;
   FLASHLIFT_RETURN_IF_ERROR(read_struct(given, "FlashliftArguments", read));
-  return to_arguments(read, device, arguments);
+  return to_arguments(read, attention, arguments);
 }
 
 Status run(const FlashliftAttention* attention, const FlashliftArguments* given, const FlashliftRunOptions* options) {
@@ -210,12 +216,14 @@ Status run(const FlashliftAttention* attention, const FlashliftArguments* given,
   }
   AttentionArguments arguments;
   const KeptRoom room(arguments.captures);
-  FLASHLIFT_RETURN_IF_ERROR(read_arguments(given, attention->device, arguments));
+  FLASHLIFT_RETURN_IF_ERROR(read_arguments(given, *attention, arguments));
   return run_with(options, [&](const RunOptions& run) { return attention->attention.run(arguments, run); });
 }
 
-Status to_backward_arguments(const FlashliftBackwardArguments& given, DLDevice device, BackwardArguments& arguments) {
-  FLASHLIFT_RETURN_IF_ERROR(read_arguments(given.forward, device, arguments.forward));
+Status to_backward_arguments(const FlashliftBackwardArguments& given, const FlashliftAttention& attention,
+                             BackwardArguments& arguments) {
+  const DLDevice device = attention.device;
+  FLASHLIFT_RETURN_IF_ERROR(read_arguments(given.forward, attention, arguments.forward));
   FLASHLIFT_ASSIGN_OR_RETURN(arguments.d_out, to_view(given.d_out, "d_out", device));
   FLASHLIFT_RETURN_IF_ERROR(to_optional_view(given.d_lse, "d_lse", device, arguments.d_lse));
   FLASHLIFT_RETURN_IF_ERROR(to_optional_view(given.d_q, "d_q", device, arguments.d_q));
@@ -245,7 +253,7 @@ Status run_backward(const FlashliftAttention* attention, const FlashliftBackward
   BackwardArguments arguments;
   const KeptRoom room(arguments.forward.captures);
   const KeptRoom gradients_room(arguments.d_captures);
-  FLASHLIFT_RETURN_IF_ERROR(to_backward_arguments(read, attention->device, arguments));
+  FLASHLIFT_RETURN_IF_ERROR(to_backward_arguments(read, *attention, arguments));
   return run_with(options, [&](const RunOptions& run) { return attention->attention.run_backward(arguments, run); });
 }
 
@@ -303,7 +311,7 @@ Status write_block_kinds(const char* problem_text, const DLTensor* const* given,
   const DLDevice cpu{kDLCPU, 0};
   FLASHLIFT_ASSIGN_OR_RETURN(const Problem problem, parse_problem(problem_text));
   std::vector<TensorView> captures;
-  FLASHLIFT_RETURN_IF_ERROR(to_captures(given, capture_count, cpu, captures));
+  FLASHLIFT_RETURN_IF_ERROR(to_captures(given, capture_count, cpu, problem, captures));
   FLASHLIFT_ASSIGN_OR_RETURN(const TensorView view, to_view(kinds, "kinds", cpu));
   FLASHLIFT_RETURN_IF_ERROR(problem::verify_blocks(q_block, kv_block));
   const bool by_batch = view.rank == 4 && view.sizes[0] != 1;

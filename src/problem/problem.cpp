@@ -162,14 +162,7 @@ int64_t settled_size(const Problem& problem, const CallLengths& lengths, int64_t
 }
 
 Status verify_captures(const Problem& problem, std::span<const TensorView> captures, const CallLengths& lengths) {
-  if (captures.size() != problem.captures.size()) {
-    std::string names;
-    for (const Capture& capture : problem.captures) {
-      names += (names.empty() ? " (" : ", ") + capture.name;
-    }
-    names += names.empty() ? "" : ")";
-    return invalid_argument("expected {} captured tensors{}, got {}", problem.captures.size(), names, captures.size());
-  }
+  FLASHLIFT_RETURN_IF_ERROR(problem::verify_capture_count(problem, captures.size()));
   int64_t same = -1;
   for (size_t i = 0; i < problem.captures.size(); ++i) {
     const Capture& capture = problem.captures[i];
@@ -188,6 +181,18 @@ Status verify_captures(const Problem& problem, std::span<const TensorView> captu
 }
 
 }  // namespace
+
+Status problem::verify_capture_count(const Problem& problem, size_t count) {
+  if (count == problem.captures.size()) {
+    return {};
+  }
+  std::string names;
+  for (const Capture& capture : problem.captures) {
+    names += (names.empty() ? " (" : ", ") + capture.name;
+  }
+  names += names.empty() ? "" : ")";
+  return invalid_argument("expected {} captured tensors{}, got {}", problem.captures.size(), names, count);
+}
 
 Status verify_captures(const Problem& problem, std::span<const TensorView> captures) {
   return verify_captures(problem, captures, {problem.batch, problem.q_len, problem.kv_len});

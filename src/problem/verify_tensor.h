@@ -28,6 +28,10 @@ Status verify_tensor(const WantedTensor& wanted);
 // The same for a tensor that is written, whose elements must not overlap.
 Status verify_output(const WantedTensor& wanted);
 
+// Fails if a call passes another number of captured tensors than the problem has. For callers whose tensors lie in an
+// array that they may read only as far as it goes.
+Status verify_capture_count(const Problem& problem, size_t count);
+
 // Adds the tensors that a forward call reads, which no call may write.
 void add_inputs(const AttentionArguments& arguments, const Problem& problem, CallTensors& tensors);
 
