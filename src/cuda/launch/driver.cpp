@@ -11,10 +11,16 @@ namespace {
 // Context-independent kernels (cuLibrary*) and bulk tensor copies require 12.0.
 constexpr int kOldestDriver = 12000;
 
+#ifdef FLASHLIFT_HAS_CPU
+constexpr const char* kUseCpu = "use device cpu, or ";
+#else
+constexpr const char* kUseCpu = "";
+#endif
+
 Result<const Driver*> load() {
   void* library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) {
-    return not_found("no CUDA driver on this machine ({}); use device cpu, or install NVIDIA's driver", dlerror());
+    return not_found("no CUDA driver on this machine ({}); {}install NVIDIA's driver", dlerror(), kUseCpu);
   }
   auto* driver = new Driver();  // NOLINT: lives as long as the process, like the library
   std::string missing;
@@ -77,8 +83,8 @@ Result<const Driver*> load() {
                        version / 1000, version % 1000 / 10, missing.empty() ? "" : "; it lacks ", missing);
   }
   if (const CuResult result = driver->cuInit(0); result != 0) {
-    return not_found("the CUDA driver found no usable GPU (cuInit: {}); use device cpu",
-                     driver->check(result, "cuInit").error().message);
+    return not_found("the CUDA driver found no usable GPU (cuInit: {}); {}see whether nvidia-smi lists one",
+                     driver->check(result, "cuInit").error().message, kUseCpu);
   }
   return driver;
 }
