@@ -417,6 +417,13 @@ def test_transformations():
     np.testing.assert_allclose(slope(biases, q)[1], jax.grad(lambda bias: of(bias, q).sum())(biases[1]), atol=1e-5)
 
 
+def loops_within_loops(s, b, h, q, kv):
+    def loop(step):
+        return lambda x: jax.lax.fori_loop(0, 256, lambda i, x: step(x), x)
+
+    return loop(loop(loop(loop(lambda x: x * 1.5 + 1.0))))(s)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -439,6 +446,7 @@ def test_transformations():
             {"score_mod": lambda s, b, h, q, kv: jax.lax.fori_loop(0, 300, lambda i, x: x * 2, s)},
             "a loop of 300 steps; expected",
         ),
+        ({"score_mod": loops_within_loops}, "a program has at most 4096 nodes, and this function records more"),
     ],
 )
 def test_what_is_refused(arguments, message):

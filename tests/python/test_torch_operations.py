@@ -1,5 +1,6 @@
 """Operations of score_mods, beside PyTorch's own for each pair of coordinates."""
 
+import itertools
 import math
 
 import numpy as np
@@ -67,6 +68,16 @@ def test_a_list_in_place_of_an_index_is_refused(index):
 def test_true_beside_a_tensor_in_an_index_is_refused():
     with pytest.raises(TraceError, match="True or False beside a tensor in an index .*None for a new dimension"):
         scores_of(lambda s, b, h, i, j: CUBE[True, i, j].sum())
+
+
+def test_an_endless_mod_is_refused_while_it_is_recorded():
+    def mod(s, b, h, i, j):
+        for step in itertools.count():
+            s = s + step
+        return s
+
+    with pytest.raises(ValueError, match="a program has at most 4096 nodes, and this function records more"):
+        scores_of(mod)
 
 
 def accumulated(s, b, h, i, j):

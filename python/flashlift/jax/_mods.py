@@ -20,6 +20,7 @@ from jax.extend.core import Literal
 
 from flashlift._errors import InvalidArgumentError, UnsupportedError
 from flashlift._library import core
+from flashlift._recorded import check_recorded
 from flashlift.jax import _narrow as narrow
 from flashlift.jax._varying import vary_together
 
@@ -199,7 +200,6 @@ class _Tracing:
         self.lines: list[tuple[str, str, tuple[str, ...]]] = []
         self.loads: dict[str, list[tuple[str, ...]]] = {}
         self.captures: dict[str, Any] = {}
-        self.numbers = itertools.count()
         self.has_gradient = kind == "score_mod"
 
     def run(self, jaxpr: Any, consts: Sequence[Any], arguments: Sequence[Any]) -> list[Any]:
@@ -239,8 +239,12 @@ class _Tracing:
         return ",".join(sizes)
 
     def _emit(self, operation: str, *operands: str) -> _Value:
-        name = f"%{next(self.numbers)}"
-        self.lines.append((name, f"{operation} {', '.join(operands)}", operands))
+        return self._recorded(f"{operation} {', '.join(operands)}", operands)
+
+    def _recorded(self, line: str, operands: tuple[str, ...]) -> _Value:
+        check_recorded(len(self.lines) + 1)
+        name = f"%{len(self.lines)}"
+        self.lines.append((name, line, operands))
         return _Value(name)
 
     def _emitted(self, operation: str, *operands: str) -> str:
@@ -265,9 +269,7 @@ class _Tracing:
             )
         self.captures[name] = array
         self.loads.setdefault(name, []).append(indices)
-        loaded = f"%{next(self.numbers)}"
-        self.lines.append((loaded, f"load {name}[{', '.join(indices)}]", indices))
-        return _Value(loaded)
+        return self._recorded(f"load {name}[{', '.join(indices)}]", indices)
 
     def _apply(self, equation: Any, operands: list[Any]) -> list[Any]:
         name, params = equation.primitive.name, equation.params

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from flashlift._errors import UnsupportedError
+from flashlift._recorded import check_recorded
 
 # The program type for a torch type. Results of narrower types are rounded or wrapped after each operation, as in torch.
 _TYPES = {
@@ -84,6 +85,7 @@ class Builder:
         key = (op, type_, tuple(map(id, args)), bits, type(payload))
         found = self._nodes.get(key)
         if found is None:
+            check_recorded(len(self._nodes) + 1)
             found = self._nodes[key] = Node(op, type_, args, payload)
             is_source = op in ("score", "load") and type_ == "f32"
             followed = frozenset((op,)) if is_source else frozenset()
