@@ -11,8 +11,6 @@ import jax.numpy as jnp
 
 from flashlift._errors import InternalError
 
-COORDINATES = ("b", "h", "q", "kv")
-
 
 @dataclasses.dataclass(frozen=True)
 class Step:
