@@ -14,11 +14,12 @@ _FOLDERS = {
 
 
 def main(arguments: list[str]) -> str | int:
-    if len(arguments) == 1 and arguments[0] in _FOLDERS:
-        folder = _PREFIX / _FOLDERS[arguments[0]][0]
-        if not folder.exists():
-            return f"error: {folder} is missing: this package was built without it. A wheel has it."
-        print(folder)
+    if arguments and all(one in _FOLDERS for one in arguments):
+        for one in arguments:
+            folder = _PREFIX / _FOLDERS[one][0]
+            if not folder.exists():
+                return f"error: {folder} is missing: this package was built without it. A wheel has it."
+            print(folder)
         return 0
     if arguments in (["--help"], ["-h"]):
         lines = "".join(f"  {option:28}{meaning}\n" for option, (_, meaning) in _FOLDERS.items())

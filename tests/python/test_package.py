@@ -56,3 +56,4 @@ def test_folders_of_the_package():
         assert Path(done.stdout.strip()).is_dir() if done.returncode == 0 else "A wheel has it" in done.stderr, done
     assert (Path(done.stdout.strip()) / "libflashlift.so.0").exists()
     assert Path(done.stdout.strip()).is_relative_to(Path(flashlift.__file__).parent)
+    assert python("-m", "flashlift", "--library-dir", "--library-dir").stdout == 2 * done.stdout
