@@ -389,6 +389,28 @@ def test_a_number_that_scores_may_come_near_does_not_mask(low, stays, size):
         assert any(candidate.fused for candidate in candidates) == (is_masked or not stays), report
 
 
+def causal_floats(s):
+    return jnp.tril(jnp.ones(s.shape[-2:], s.dtype))
+
+
+COME_NEAR = {
+    "select": lambda s: jnp.where(causal_floats(s) > 0, s, -1e4),
+    "as factors": lambda s: s * causal_floats(s) + -1e4 * (1 - causal_floats(s)),
+    "scaled and biased": lambda s: 2 * jnp.where(causal_floats(s) > 0, s, -5e3) + 0.1 * jnp.arange(s.shape[-1]),
+    "last row alone": lambda s: jnp.where(jnp.arange(s.shape[-2])[:, None] + jnp.arange(s.shape[-1]) < S, s, -1e4),
+}
+
+
+@pytest.mark.parametrize("keys", [2, 3, T])
+@pytest.mark.parametrize("name", COME_NEAR)
+def test_a_number_that_scores_may_come_near_in_few_rows(name, keys):
+    """A causal mask of 8 queries and 2 keys masks a key of the first query alone."""
+    q, k, v = qkv()
+    k, v = k[:, :, :keys], v[:, :, :keys]
+    candidates, report = fused(with_probabilities_again(COME_NEAR[name]), q, k, v, jnp.cos(q))
+    assert not any(candidate.fused for candidate in candidates), report
+
+
 BOOLEANS = {
     "and": lambda a, b: a & b,
     "not or": lambda a, b: ~(~a | ~b),

@@ -61,23 +61,16 @@ std::vector<Draw> draws_for(std::optional<double> threshold, double scale) {
   return draws;
 }
 
-// Adds rows in which scores come near the numbers that a select gives to masked keys, such as -1e4: beside other scores
-// these keys have probability 0, which hides what a gradient does with them. Numbers from 1e6 on count as infinity.
-void add_rows_near_masks(const SymArena& arena, SymId score, double scale, std::vector<Draw>& draws) {
-  constexpr double kInfinite = 1e6;
-  constexpr size_t kMost = 8;
-  std::set<double> numbers;
-  for (const SymId id : parts_of(arena, {score})) {
-    for (const SymId arg : arena.is_op(id, Op::k_select) ? arena[id].args : std::vector<SymId>()) {
-      if (arena[arg].type == Type::kF32 && arena.is_constant(arg) && std::abs(arena.f32_value(arg)) < kInfinite &&
-          numbers.size() < kMost) {
-        numbers.insert(arena.f32_value(arg));
-      }
-    }
-  }
-  for (const double number : numbers) {
-    draws.push_back({.score_center = number, .score_range = 8, .score_scale = scale});
-  }
+constexpr double kInfinite = 1e6;  // masked keys' numbers from here on count as infinity
+
+// Whether a select in the formula gives a finite number, as to masked keys.
+bool selects_number(const SymArena& arena, SymId formula) {
+  return std::ranges::any_of(parts_of(arena, {formula}), [&](SymId id) {
+    return arena.is_op(id, Op::k_select) && std::ranges::any_of(arena[id].args, [&](SymId arg) {
+             return arena[arg].type == Type::kF32 && arena.is_constant(arg) &&
+                    std::abs(arena.f32_value(arg)) < kInfinite;
+           });
+  });
 }
 
 using Values = std::vector<std::pair<SymId, bool>>;
@@ -467,7 +460,6 @@ Proof GradientCheck::compare_rows(SymId formula, const CompareRow& compare, SymI
   };
   Compared compared;
   std::vector<Draw> draws = draws_for(largest_threshold(arena_, known), scale_of_scores());
-  add_rows_near_masks(arena_, softmax_.score, scale_of_scores(), draws);
   draws.push_back({.draws_positions = true});
   draws.push_back({.load_center = 0, .load_range = 2, .draws_positions = true});
   FLASHLIFT_RETURN_IF_ERROR(add_masked_rows(arena_, masks_, draws));
@@ -477,14 +469,10 @@ Proof GradientCheck::compare_rows(SymId formula, const CompareRow& compare, SymI
   for (size_t trial = 0; trial < draws.size(); ++trial) {
     Draw draw = draws[trial];
     draw.seed = 17 * trial + 1;
-    draw.gradient = parts_.d_probability == kNoSym ? -1 : arena_[parts_.d_probability].payload;
+    draw.gradient = gradient_leaf();
     draw.integer_range = trial < 3 ? 3 : sizes_[kKeyAtom] + 1;  // small for ids, large for lengths
     for (int64_t row = 0; row < (trial < kDraws ? rows : rows_beyond); ++row) {
-      std::vector<int64_t> atoms(kMaxAtoms, 0);
-      for (size_t atom = 1; atom < atoms.size(); ++atom) {
-        atoms[atom] = static_cast<int64_t>((trial * 7919 + static_cast<uint64_t>(row) * 104729 + atom * 1299709) %
-                                           static_cast<uint64_t>(std::max<int64_t>(sizes_[atom], 1)));
-      }
+      const std::vector<int64_t> atoms = some_row(trial, static_cast<uint64_t>(row));
       leave_a_key(atoms, draw);
       const auto note = [&](NumericRow& numbers) {
         if (draw.conditions.empty()) {
@@ -522,7 +510,94 @@ Proof GradientCheck::compare_rows(SymId formula, const CompareRow& compare, SymI
       ++times_missing;
     }
   }
+  for (const auto& [atoms, draw] : rows_near_masks()) {
+    NumericRow numbers(arena_, sizes_, atoms, draw);
+    if (const Outcome<bool> shows = compare_row(numbers, draw); !shows.ok()) {
+      return shows.error();
+    }
+  }
   return compared.suffices() || drawn_score.suffices() ? Proof() : refuse<Reason::kTooFewRows>();
+}
+
+// Rows that keep some keys and mask others by a number such as -1e4, and scores of the kept keys that are near it.
+// Beside other scores the masked keys have probability 0, which hides what a gradient does with them. A causal mask of
+// many queries and few keys masks only in the first rows, so that these are sought at the ends of each dimension.
+std::vector<std::pair<std::vector<int64_t>, Draw>> GradientCheck::rows_near_masks() const {
+  constexpr int64_t kMostTries = 32;
+  constexpr size_t kMostNumbers = 8;
+  constexpr int kRowsOfEach = 4;
+  std::vector<std::pair<std::vector<int64_t>, Draw>> rows;
+  if (!selects_number(arena_, softmax_.score)) {
+    return rows;
+  }
+  const std::vector<SymId> conditions = conditions_of(arena_, {softmax_.score});
+  std::map<double, int> rows_of;
+  const int64_t tries = std::clamp<int64_t>(kMostKeys / sizes_[kKeyAtom], 2, kMostTries);
+  for (int64_t trial = 0; trial < tries; ++trial) {
+    for (int end_of = kKeyAtom; end_of < kFirstBound; ++end_of) {
+      const int64_t size = sizes_[static_cast<size_t>(end_of)];
+      const auto depends = [&](SymId condition) { return arena_.depends_on(condition, end_of); };
+      if (end_of != kKeyAtom && (size < 2 || std::ranges::none_of(conditions, depends))) {
+        continue;
+      }
+      std::vector<int64_t> atoms = some_row(static_cast<uint64_t>(trial), 0);
+      if (end_of != kKeyAtom) {
+        const int64_t from_end = trial / 2 % size;
+        atoms[static_cast<size_t>(end_of)] = trial % 2 == 0 ? from_end : size - 1 - from_end;
+      }
+      Draw draw{.seed = static_cast<uint64_t>(31 * trial + end_of + 1), .score_range = 0};
+      draw.gradient = gradient_leaf();
+      draw.integer_range = trial % 2 == 0 ? 3 : sizes_[kKeyAtom] + 1;
+      const MaskedRow row = masked_row(atoms, draw);
+      draw.score_range = 8;
+      draw.score_scale = row.slope;
+      for (const double number : row.numbers) {
+        if ((rows_of.contains(number) || rows_of.size() < kMostNumbers) && rows_of[number]++ < kRowsOfEach) {
+          draw.score_center = number - row.at_zero;
+          rows.emplace_back(atoms, draw);
+        }
+      }
+    }
+  }
+  return rows;
+}
+
+// The numbers of a row's masked keys, which do not depend on the scores of the product, and how the score of a kept key
+// follows from them. There are no numbers if all keys are masked, or none.
+GradientCheck::MaskedRow GradientCheck::masked_row(const std::vector<int64_t>& atoms, Draw draw) const {
+  draw.score_center = 0;
+  NumericRow at_zero(arena_, sizes_, atoms, draw);
+  draw.score_center = 1;
+  NumericRow at_one(arena_, sizes_, atoms, draw);
+  MaskedRow row;
+  for (size_t key = 0; key < static_cast<size_t>(sizes_[kKeyAtom]); ++key) {
+    const double score = at_zero.value(softmax_.score, key);
+    const double slope = at_one.value(softmax_.score, key) - score;
+    if (slope == 0 && std::abs(score) < kInfinite) {
+      row.numbers.insert(score);
+    } else if (std::isfinite(slope) && slope != 0) {
+      row.slope = slope;
+      row.at_zero = score;
+    }
+  }
+  if (row.slope == 0) {
+    row.numbers.clear();
+  }
+  return row;
+}
+
+std::vector<int64_t> GradientCheck::some_row(uint64_t trial, uint64_t row) const {
+  std::vector<int64_t> atoms(kMaxAtoms, 0);
+  for (size_t atom = 1; atom < atoms.size(); ++atom) {
+    atoms[atom] = static_cast<int64_t>((trial * 7919 + row * 104729 + atom * 1299709) %
+                                       static_cast<uint64_t>(std::max<int64_t>(sizes_[atom], 1)));
+  }
+  return atoms;
+}
+
+// The leaf that is the gradient of the probabilities, or -1.
+int64_t GradientCheck::gradient_leaf() const {
+  return parts_.d_probability == kNoSym ? -1 : arena_[parts_.d_probability].payload;
 }
 
 // Whether no score of the row is NaN, such as the logarithm of a negative number. Formulas read these numbers even

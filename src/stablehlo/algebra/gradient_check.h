@@ -6,6 +6,7 @@
 
 #include <functional>
 #include <map>
+#include <set>
 #include <utility>
 #include <vector>
 
@@ -60,6 +61,15 @@ class GradientCheck {
   // `note` is called for the row that shows something.
   Outcome<bool> compare_row_narrowed(const std::vector<int64_t>& atoms, Draw draw, const CompareRow& compare_row,
                                      const std::function<void(NumericRow&)>& note);
+  struct MaskedRow {
+    std::set<double> numbers;  // of the masked keys
+    double at_zero = 0;        // the score of a kept key for a product of 0
+    double slope = 0;          // how fast it grows with the product
+  };
+  std::vector<std::pair<std::vector<int64_t>, Draw>> rows_near_masks() const;
+  MaskedRow masked_row(const std::vector<int64_t>& atoms, Draw draw) const;
+  std::vector<int64_t> some_row(uint64_t trial, uint64_t row) const;
+  int64_t gradient_leaf() const;
   bool makes_numbers_without_keys(SymId formula, NumericRow& numbers) const;
   bool has_numbers(const std::vector<int64_t>& atoms, const Draw& draw) const;
   double scale_of_scores() const;
