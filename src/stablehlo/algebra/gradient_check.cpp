@@ -532,7 +532,7 @@ std::vector<std::pair<std::vector<int64_t>, Draw>> GradientCheck::rows_near_mask
   }
   const std::vector<SymId> conditions = conditions_of(arena_, {softmax_.score});
   std::map<double, int> rows_of;
-  const int64_t tries = std::clamp<int64_t>(kMostKeys / sizes_[kKeyAtom], 2, kMostTries);
+  const int64_t tries = std::clamp<int64_t>(kMostKeys / std::max<int64_t>(sizes_[kKeyAtom], 1), 2, kMostTries);
   for (int64_t trial = 0; trial < tries; ++trial) {
     for (int end_of = kKeyAtom; end_of < kFirstBound; ++end_of) {
       const int64_t size = sizes_[static_cast<size_t>(end_of)];
