@@ -81,7 +81,6 @@ Outcome run_compile(Options options) {
   for (const std::string& text : options.problems) {
     FLASHLIFT_ASSIGN_OR_RETURN(problems.emplace_back(), parse_problem(text));
   }
-  options.precompile.backward = options.precompile.backward || !options.precompile.gradients.empty();
   FLASHLIFT_ASSIGN_OR_RETURN(options.precompile.architectures, find_architectures(options.architectures));
   FLASHLIFT_ASSIGN_OR_RETURN(const std::vector<PrecompiledKernel> kernels, precompile(problems, options.precompile));
   if (options.json) {

@@ -123,7 +123,7 @@ typedef struct FlashliftPrecompileOptions {
   const int64_t* q_lens;      /* numbers of queries of the calls; none: the problem's number */
   size_t q_len_count;
   int32_t backward;             /* 1: the backward pass too */
-  const char* const* gradients; /* names of the captured tensors whose gradients it computes */
+  const char* const* gradients; /* names of the captured tensors whose gradients it computes; a name implies backward */
   size_t gradient_count;
 } FlashliftPrecompileOptions;
 

@@ -23,7 +23,8 @@ struct PrecompileOptions {
   // The numbers of queries of the calls. Empty: the problems' own numbers. Which kernels run also depends on the
   // problems' batches and numbers of keys.
   std::vector<int64_t> q_lens = {};
-  // Whether to compile the backward pass, and the names of the captured tensors whose gradients it computes.
+  // Whether to compile the backward pass, and the names of the captured tensors whose gradients it computes. A name
+  // implies `backward`.
   bool backward = false;
   std::vector<std::string> gradients = {};
 };

@@ -54,7 +54,7 @@ def precompile(
         None if implementation is None else c_text(implementation, "implementation"),
         (ctypes.c_int64 * len(q_lens))(*_integers("q_lens", q_lens)),
         len(q_lens),
-        int(backward or bool(names)),
+        int(backward),
         (ctypes.c_char_p * len(names))(*names),
         len(names),
     )

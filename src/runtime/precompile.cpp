@@ -131,21 +131,30 @@ class Sources {
   const PrecompileOptions& options_;
 };
 
+Status check_architectures(const cuda::Nvrtc& nvrtc, const std::vector<int>& architectures) {
+  for (const int architecture : architectures) {
+    if (std::ranges::find(nvrtc.architectures(), architecture) == nvrtc.architectures().end()) {
+      return invalid_argument("NVRTC {} does not compile for architecture {}: expected one of {}", nvrtc.version(),
+                              architecture, fmt::join(nvrtc.architectures(), ", "));
+    }
+  }
+  return {};
+}
+
 Result<std::vector<Wanted>> find_sources(const std::vector<Problem>& problems, const PrecompileOptions& options) {
   if (options.architectures.empty()) {
     return invalid_argument("no architecture was named: expected compute capabilities times ten, such as 80 or 90");
   }
-  FLASHLIFT_ASSIGN_OR_RETURN(const cuda::Nvrtc* nvrtc, cuda::Nvrtc::get());
-  for (const int architecture : options.architectures) {
-    if (std::ranges::find(nvrtc->architectures(), architecture) == nvrtc->architectures().end()) {
-      return invalid_argument("NVRTC {} does not compile for architecture {}: expected one of {}", nvrtc->version(),
-                              architecture, fmt::join(nvrtc->architectures(), ", "));
-    }
+  // Wrong arguments are named first, also where NVRTC is missing.
+  const Result<const cuda::Nvrtc*> nvrtc = cuda::Nvrtc::get();
+  if (nvrtc.ok()) {
+    FLASHLIFT_RETURN_IF_ERROR(check_architectures(**nvrtc, options.architectures));
   }
+  const bool backward = options.backward || !options.gradients.empty();
   std::vector<Wanted> wanted;
   for (size_t i = 0; i < problems.size(); ++i) {
     FLASHLIFT_RETURN_IF_ERROR(verify(problems[i]));
-    if (options.backward) {
+    if (backward) {
       FLASHLIFT_RETURN_IF_ERROR(verify_backward(problems[i]));
     }
     const Sources sources(problems[i], i, options);
@@ -158,11 +167,12 @@ Result<std::vector<Wanted>> find_sources(const std::vector<Problem>& problems, c
         }
         FLASHLIFT_RETURN_IF_ERROR(sources.add_forward(device, q_len, wanted));
       }
-      if (options.backward) {
+      if (backward) {
         FLASHLIFT_RETURN_IF_ERROR(sources.add_backward(device, wanted));
       }
     }
   }
+  FLASHLIFT_RETURN_IF_ERROR(nvrtc);
   return wanted;
 }
 

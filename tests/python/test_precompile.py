@@ -99,11 +99,20 @@ def test_a_folder_that_takes_no_files(flashlift, cache, monkeypatch):
     assert "defect of Flashlift" not in done.stderr
 
 
-def test_a_missing_compiler(flashlift, cache, monkeypatch):
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ([], "NVRTC could not be loaded"),
+        (["--gradients", "x"], "x is not a captured float tensor of this problem"),
+        (["--q-len", "0"], "a number of queries is 0: expected at least 1"),
+        (["--implementation", "none"], "CUDA's forward pass has no implementation named none"),
+    ],
+)
+def test_a_missing_compiler_comes_after_wrong_arguments(flashlift, cache, monkeypatch, arguments, message):
     monkeypatch.setenv("FLASHLIFT_NVRTC", str(cache / "none.so"))
-    done = flashlift("compile", FORWARD, "--architecture", "80")
+    done = flashlift("compile", FORWARD, "--architecture", "80", *arguments)
     assert done.returncode == 2
-    assert "NVRTC could not be loaded" in done.stderr and "none.so" in done.stderr
+    assert message in done.stderr and ("none.so" in done.stderr) == (not arguments), done.stderr
 
 
 @pytest.mark.parametrize("architectures", [[], ["90"], [9.0], [-1], [2**40], 90, "90"])
