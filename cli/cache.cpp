@@ -12,6 +12,7 @@
 #include "cli/output.h"
 #include "cli/output_file.h"
 #include "database/tuning_database.h"
+#include "support/counted.h"
 #include "support/environment.h"
 #include "support/error.h"
 #include "support/private_folder.h"
@@ -102,9 +103,9 @@ Outcome run_show(bool json) {
     return kSuccess;
   }
   fmt::print("folder   {}\n", folder.string());
-  fmt::print("tuned    {}\n", entries.ok()
-                                  ? fmt::format("{} problems, in {}", entries->size(), file.filename().string())
-                                  : "none: " + entries.error().message);
+  fmt::print("tuned    {}\n",
+             entries.ok() ? fmt::format("{}, in {}", counted(entries->size(), "problem"), file.filename().string())
+                          : "none: " + entries.error().message);
   fmt::print("policy   {}\n", word_of(policy));
   fmt::print("kernels  {} for GPUs, {}\n", kernels.count, format_bytes(kernels.bytes));
   return kSuccess;
@@ -129,7 +130,7 @@ Outcome run_import(const std::string& path, bool json) {
   if (json) {
     print_json({{"imported", entries->size()}});
   } else {
-    fmt::print("{} entries\n", entries->size());
+    fmt::print("{}\n", counted(entries->size(), "entry", "entries"));
   }
   return kSuccess;
 }
@@ -157,12 +158,12 @@ Outcome run_clear(bool with_kernels, bool json) {
     return kSuccess;
   }
   if (cleared.unreadable.empty()) {
-    fmt::print("{} tuned problems removed\n", cleared.entries);
+    fmt::print("{} removed\n", counted(cleared.entries, "tuned problem"));
   } else {
     fmt::print("a file of tuned problems that cannot be read was removed: {}\n", cleared.unreadable);
   }
   if (with_kernels) {
-    fmt::print("{} kernels removed\n", removed);
+    fmt::print("{} removed\n", counted(removed, "kernel"));
   }
   return kSuccess;
 }

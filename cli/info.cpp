@@ -24,6 +24,7 @@
 #ifdef FLASHLIFT_HAS_CUDA
 #include "cuda/compile/nvrtc.h"
 #include "cuda/launch/driver.h"
+#include "support/counted.h"
 #endif
 
 namespace flashlift::cli {
@@ -165,7 +166,7 @@ std::string describe_for_people(const Json& device) {
   std::string text = device["name"].is_null() ? "" : device["name"].get<std::string>() + ", ";
   if (device.contains("threads")) {
     const int threads = device["threads"];
-    text += fmt::format("{} thread{}, ", threads, threads == 1 ? "" : "s");
+    text += counted(threads, "thread") + ", ";
   } else if (!device["name"].is_null()) {
     text +=
         fmt::format("compute capability {}, {}, driver for CUDA {}, ", device["compute_capability"].get<std::string>(),

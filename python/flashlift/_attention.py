@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from flashlift._errors import InvalidArgumentError
+from flashlift._errors import InvalidArgumentError, counted
 from flashlift._library import (
     Arguments,
     BackwardArguments,
@@ -327,7 +327,8 @@ class Attention:
             raise InvalidArgumentError(f"captures is a {type(captures).__name__}; expected arrays by name, or a list")
         if len(captures) != len(self.captures):
             raise InvalidArgumentError(
-                f"captures has {len(captures)} arrays; expected {len(self.captures)} captured tensors: {self.captures}"
+                f"captures has {counted(len(captures), 'array')}; expected "
+                f"{counted(len(self.captures), 'captured tensor')}: {self.captures}"
             )
         return captures
 

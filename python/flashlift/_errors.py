@@ -23,3 +23,8 @@ class InternalError(FlashliftError, RuntimeError):
 
 # By FlashliftErrorCode.
 BY_CODE = {1: InvalidArgumentError, 2: UnsupportedError, 3: NotFoundError, 4: InternalError}
+
+
+def counted(count: int, one: str) -> str:
+    """For messages: "1 array", "3 arrays"."""
+    return f"{count} {one}{'' if count == 1 else 's'}"

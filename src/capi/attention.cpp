@@ -15,6 +15,7 @@
 #include "problem/block_mask.h"
 #include "problem/verify_tensor.h"
 #include "score/operation.h"
+#include "support/counted.h"
 #include "support/error.h"
 #include "support/lazy.h"
 #include "support/per_thread.h"
@@ -140,7 +141,7 @@ Status to_captures(const DLTensor* const* given, size_t count, DLDevice device, 
                    std::vector<TensorView>& captures) {
   FLASHLIFT_RETURN_IF_ERROR(problem::verify_capture_count(problem, count));
   if (count > 0 && given == nullptr) {
-    return invalid_argument("captures is NULL; expected {} tensors", count);
+    return invalid_argument("captures is NULL; expected {}", counted(count, "tensor"));
   }
   for (size_t i = 0; i < count; ++i) {
     FLASHLIFT_ASSIGN_OR_RETURN(const TensorView view, to_view(given[i], fmt::format("captures[{}]", i), device));
@@ -265,8 +266,8 @@ Result<std::vector<bool>> read_wanted(const char* function, const FlashliftAtten
   }
   const size_t captures = attention->attention.problem().captures.size();
   if (wanted_count != 0 && wanted_count != captures) {  // checked before `wanted` is read
-    return invalid_argument("{}: wanted has {} entries, expected {}, one for each captured tensor, or none", function,
-                            wanted_count, captures);
+    return invalid_argument("{}: wanted has {}, expected {}, one for each captured tensor, or none", function,
+                            counted(wanted_count, "entry", "entries"), captures);
   }
   std::vector<bool> flags(wanted_count);
   std::transform(wanted, wanted + wanted_count, flags.begin(), [](int32_t flag) { return flag != 0; });

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "capi/error.h"
+#include "support/counted.h"
 
 struct FlashliftPrecompiled {
   std::string json;
@@ -18,7 +19,8 @@ namespace {
 template <typename T, typename Given>
 Result<std::vector<T>> read_list(const char* name, const Given* items, size_t count) {
   if (items == nullptr && count > 0) {
-    return invalid_argument("FlashliftPrecompileOptions::{} is NULL; expected an array of {} elements", name, count);
+    return invalid_argument("FlashliftPrecompileOptions::{} is NULL; expected an array of {}", name,
+                            counted(count, "element"));
   }
   return std::vector<T>(items, items + count);
 }

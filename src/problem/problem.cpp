@@ -8,6 +8,7 @@
 #include "problem/sizes.h"
 #include "problem/verify_tensor.h"
 #include "score/verify.h"
+#include "support/counted.h"
 #include "support/error.h"
 
 namespace flashlift {
@@ -123,9 +124,9 @@ Status verify(const Problem& problem) {
   FLASHLIFT_ASSIGN_OR_RETURN(const auto captures, collect_captures(problem.score_mod, problem.mask_mod));
   if (captures != problem.captures) {
     return invalid_argument(
-        "Problem::captures has {} tensors, but the programs read {}, or in another order; "
+        "Problem::captures has {}, but the programs read {}, or in another order; "
         "set it to collect_captures(score_mod, mask_mod)",
-        problem.captures.size(), captures.size());
+        counted(problem.captures.size(), "tensor"), captures.size());
   }
   return {};
 }
@@ -191,7 +192,7 @@ Status problem::verify_capture_count(const Problem& problem, size_t count) {
     names += (names.empty() ? " (" : ", ") + capture.name;
   }
   names += names.empty() ? "" : ")";
-  return invalid_argument("expected {} captured tensors{}, got {}", problem.captures.size(), names, count);
+  return invalid_argument("expected {}{}, got {}", counted(problem.captures.size(), "captured tensor"), names, count);
 }
 
 Status verify_captures(const Problem& problem, std::span<const TensorView> captures) {

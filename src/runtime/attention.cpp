@@ -16,6 +16,7 @@
 #endif
 #ifdef FLASHLIFT_HAS_CUDA
 #include "runtime/cuda_attention.h"
+#include "support/counted.h"
 #endif
 
 namespace flashlift {
@@ -76,8 +77,9 @@ Status check_fork() {
 Result<std::vector<bool>> for_each_capture(const Problem& problem, const std::vector<bool>& capture_gradients) {
   const size_t captures = problem.captures.size();
   if (!capture_gradients.empty() && capture_gradients.size() != captures) {
-    return invalid_argument("capture_gradients has {} entries; expected none, or one for each of {} captured tensors",
-                            capture_gradients.size(), captures);
+    return invalid_argument("capture_gradients has {}; expected none, or one for each of {}",
+                            counted(capture_gradients.size(), "entry", "entries"),
+                            counted(captures, "captured tensor"));
   }
   return capture_gradients.empty() ? std::vector<bool>(captures) : capture_gradients;
 }

@@ -5,6 +5,7 @@
 #include <bit>
 
 #include "score/verify.h"
+#include "support/counted.h"
 #include "support/error.h"
 
 namespace flashlift {
@@ -143,8 +144,8 @@ Expr ProgramBuilder::read(Op op, Type type, const Capture& capture, const std::v
     fail(invalid_argument("two different captured tensors are named `{}`", capture.name));
   }
   if (operands.size() != capture.shape.size()) {
-    fail(invalid_argument("captured tensor `{}` has {} dimensions, but is read with {} indices", capture.name,
-                          capture.shape.size(), operands.size()));
+    fail(invalid_argument("captured tensor `{}` has {}, but is read with {}", capture.name,
+                          counted(capture.shape.size(), "dimension"), counted(operands.size(), "index", "indices")));
     return constant(type, 0);
   }
   Node node{.op = op, .type = type, .operands = {}, .payload = index};

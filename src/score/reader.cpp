@@ -6,6 +6,7 @@
 #include "score/lexer.h"
 #include "score/sizes.h"
 #include "score/verify.h"
+#include "support/counted.h"
 #include "support/error.h"
 #include "support/lazy.h"
 
@@ -205,8 +206,9 @@ class Reader {
       node.operands.push_back(index);
     }
     if (node.operands.size() != capture.shape.size()) {
-      return lexer_.error_at(place, fmt::format("captured tensor `{}` has {} dimensions, but is read with {} indices",
-                                                name, capture.shape.size(), node.operands.size()));
+      return lexer_.error_at(place, fmt::format("captured tensor `{}` has {}, but is read with {}", name,
+                                                counted(capture.shape.size(), "dimension"),
+                                                counted(node.operands.size(), "index", "indices")));
     }
     return {};
   }

@@ -4,6 +4,7 @@
 #include <unordered_set>
 
 #include "score/lexer.h"
+#include "support/counted.h"
 #include "support/error.h"
 #include "support/printable.h"
 
@@ -39,15 +40,16 @@ Status verify_load(const Program& program, ValueId id) {
   }
   const Capture& capture = program.captures[node.payload];
   if (capture.shape.size() != node.operands.size()) {
-    return invalid_argument("captured tensor `{}` has {} dimensions, but node {} reads it with {} indices",
-                            capture.name, capture.shape.size(), id, node.operands.size());
+    return invalid_argument("captured tensor `{}` has {}, but node {} reads it with {}", capture.name,
+                            counted(capture.shape.size(), "dimension"), id,
+                            counted(node.operands.size(), "index", "indices"));
   }
   if (node.op == Op::k_search) {
     const bool integers = !is_float(capture.dtype) && capture.dtype != DType::kBool;
     return integers && capture.shape.size() == 1
                ? Status()
-               : invalid_argument("node {} searches `{}`, which is {} of {} dimensions; expected integers of one", id,
-                                  capture.name, to_string(capture.dtype), capture.shape.size());
+               : invalid_argument("node {} searches `{}`, which is {} of {}; expected integers of one dimension", id,
+                                  capture.name, to_string(capture.dtype), counted(capture.shape.size(), "dimension"));
   }
   if (node.type != scalar_type(capture.dtype)) {
     return invalid_argument("node {} loads `{}` ({}) as {}, expected {}", id, capture.name, to_string(capture.dtype),
@@ -135,7 +137,7 @@ Status verify_captures(const Program& program) {
 Result<Type> result_type(Op op, std::span<const Type> operands, Type wanted) {
   const OpInfo& op_info = info(op);
   if (op_info.arity >= 0 && operands.size() != static_cast<size_t>(op_info.arity)) {
-    return invalid_argument("`{}` takes {} operands, got {}", op_info.name, op_info.arity, operands.size());
+    return invalid_argument("`{}` takes {}, got {}", op_info.name, counted(op_info.arity, "operand"), operands.size());
   }
   const auto fail = [&](const char* expected) {
     return invalid_argument("`{}` expects {}, got {}", op_info.name, expected, join_types(operands));

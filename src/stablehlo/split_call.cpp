@@ -10,6 +10,7 @@
 #include "stablehlo/reader/ops.h"
 #include "stablehlo/rewrite/build.h"
 #include "stablehlo/sharding_finder.h"
+#include "support/counted.h"
 #include "support/error.h"
 
 namespace flashlift::stablehlo {
@@ -337,7 +338,7 @@ llvm::SmallVector<int64_t> shape_of(const OperandView& view) {
 
 Status check_split(const LiftedAttention& found, const Split& split) {
   if (found.problem.q_heads % split.parts('h') != 0) {
-    return unsupported("it has {} query heads that {} devices cannot share evenly", found.problem.q_heads,
+    return unsupported("it has {} that {} devices cannot share evenly", counted(found.problem.q_heads, "query head"),
                        split.parts('h'));
   }
   const int64_t repeats = repeats_of_heads(found.problem, split);

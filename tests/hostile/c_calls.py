@@ -722,7 +722,7 @@ def null(library: Library) -> list[tuple[str, Callable[[], None]]]:
     def captures_many() -> None:
         arguments = attention.arguments()
         arguments.capture_count = 2**64 - 1
-        require_refused(attention.run(arguments), "captured tensors")
+        require_refused(attention.run(arguments), "captured tensor")
 
     def names() -> None:
         for index in (-1, 1, 2**31 - 1, -(2**31)):

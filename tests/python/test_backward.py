@@ -113,7 +113,7 @@ def test_errors():
             attention.bind_backward(Q, K, V, out, D_OUT, **arguments)()
     with pytest.raises(flashlift.InvalidArgumentError, match="no captured tensor"):
         attention.backward(Q, K, V, out, D_OUT, wanted=["table"])
-    with pytest.raises(flashlift.InvalidArgumentError, match="captures has 1 arrays; expected 0 captured tensors"):
+    with pytest.raises(flashlift.InvalidArgumentError, match="captures has 1 array; expected 0 captured tensors"):
         attention.backward(Q, K, V, out, D_OUT, captures=[TABLE])
     with pytest.raises(flashlift.InvalidArgumentError, match="sinks is a list"):
         attention.backward(Q, K, V, out, D_OUT, sinks=[0.5])

@@ -287,7 +287,7 @@ def test_the_call_of_easydel():
         ),
         (
             {"mesh": jax.make_mesh((1,), ("dp",)), "in_specs": [P(*[None] * 5), *SPECS[1:]], "out_specs": P("dp")},
-            "the spec of query is .* which has 4 dimensions",
+            "the spec of query is .*; expected at most 4 dimensions",
         ),
         ({"dtype": "zz"}, "dtype is 'zz'; expected float32"),
         ({"cfg": 3}, "cfg is 3; expected a FlashAttentionConfig"),

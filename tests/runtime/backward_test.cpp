@@ -65,7 +65,7 @@ TEST(Backward, IsPreparedOrRefused) {
   ASSERT_FALSE(wrong.ok());
   EXPECT_EQ(wrong.error().kind, ErrorKind::kInvalidArgument);
   EXPECT_EQ(wrong.error().message,
-            "capture_gradients has 2 entries; expected none, or one for each of 1 captured tensors");
+            "capture_gradients has 2 entries; expected none, or one for each of 1 captured tensor");
   const Status none = prepare("attn h2 s8 d16 f32 unnormalized", {});
   ASSERT_FALSE(none.ok());
   EXPECT_EQ(none.error().kind, ErrorKind::kUnsupported);

@@ -87,7 +87,7 @@ TEST(Builder, ReportsTheFirstError) {
   const Captured table("table", DType::kF32, {4, 4});
   const auto wrong_rank = trace_score_mod([&](Expr, Expr, Expr h, Expr, Expr) { return table(h); });
   ASSERT_FALSE(wrong_rank.ok());
-  EXPECT_EQ(wrong_rank.error().message, "captured tensor `table` has 2 dimensions, but is read with 1 indices");
+  EXPECT_EQ(wrong_rank.error().message, "captured tensor `table` has 2 dimensions, but is read with 1 index");
   const auto wrong_index = trace_score_mod([&](Expr score, Expr, Expr h, Expr, Expr) { return table(h, score); });
   ASSERT_FALSE(wrong_index.ok());
   EXPECT_NE(wrong_index.error().message.find("indexed by f32"), std::string::npos);

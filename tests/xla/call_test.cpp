@@ -91,7 +91,7 @@ TEST_F(Run, Computes) {
 
 TEST_F(Run, RefusesWrongCounts) {
   operands_.pop_back();
-  expect_error("expected 4 operands (q, k, v, 1 captured tensors), got 3");
+  expect_error("expected 4 operands (q, k, v, 1 captured tensor), got 3");
   operands_.push_back({length_.data(), DType::kI32, length_dims_});
   results_.pop_back();
   expect_error("expected 2 results (out, lse), got 1");

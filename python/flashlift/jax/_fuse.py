@@ -27,7 +27,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from flashlift import stablehlo
-from flashlift._errors import FlashliftError, InvalidArgumentError, UnsupportedError
+from flashlift._errors import FlashliftError, InvalidArgumentError, UnsupportedError, counted
 from flashlift.jax._arguments import check_flag, short
 from flashlift.jax._constants import with_large_constants
 from flashlift.jax._export import export_checks
@@ -475,7 +475,9 @@ def _static_arguments(
     kinds, count = {p.kind for p in parameters}, len(positional)
     for i in numbers:
         if not -count <= i < (math.inf if inspect.Parameter.VAR_POSITIONAL in kinds else count):
-            raise InvalidArgumentError(f"static_argnums has {i}; the function takes {count} arguments by position")
+            raise InvalidArgumentError(
+                f"static_argnums has {i}; the function takes {counted(count, 'argument')} by position"
+            )
     known = {p.name for p in parameters}
     unknown = [] if inspect.Parameter.VAR_KEYWORD in kinds else sorted(set(names) - known)
     if unknown:

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from flashlift._errors import InvalidArgumentError, UnsupportedError
+from flashlift._errors import InvalidArgumentError, UnsupportedError, counted
 from flashlift.jax._arguments.values import short
 
 
@@ -141,7 +141,7 @@ def check_specs(
             raise InvalidArgumentError(f"the spec of {name} is {short(spec)}; expected a jax.sharding.PartitionSpec")
         most = len("bshd") if operands.get(name) is None else jnp.ndim(operands[name])
         if spec is not None and len(spec) > most:
-            raise InvalidArgumentError(f"the spec of {name} is {spec}, which has {most} dimensions; expected no more")
+            raise InvalidArgumentError(f"the spec of {name} is {spec}; expected at most {counted(most, 'dimension')}")
 
     def split(name: str, spec: PartitionSpec | None, letters: str = "bshd") -> dict[str, tuple[str, ...]]:
         entries = (*(spec or ()), *[None] * len(letters))

@@ -5,6 +5,7 @@
 #include "mlir/IR/BuiltinTypes.h"
 #include "stablehlo/reader/module.h"
 #include "stablehlo/reader/ops.h"
+#include "support/counted.h"
 #include "support/error.h"
 
 namespace flashlift::stablehlo {
@@ -125,7 +126,7 @@ class OpCheck {
   // Checks the number of operands, and that tensors have a rank where the accessors require one.
   Status check_counts() const {
     if (info_.operands >= 0 && static_cast<int>(op_->getNumOperands()) != info_.operands) {
-      return error("expected {} operands, got {}", info_.operands, op_->getNumOperands());
+      return error("expected {}, got {}", counted(info_.operands, "operand"), op_->getNumOperands());
     }
     const bool one_result = is_plain_elementwise() || (info_.kind >= OpKind::kCompare && info_.kind <= OpKind::kIota) ||
                             (info_.kind >= OpKind::kBitcastConvert && info_.kind <= OpKind::kDynamicGather) ||
@@ -433,10 +434,10 @@ class OpCheck {
     }
     mlir::Block& body = region.front();
     if (body.getNumArguments() != arguments) {
-      return error("expected {} arguments of region {}, got {}", arguments, index, body.getNumArguments());
+      return error("expected {} of region {}, got {}", counted(arguments, "argument"), index, body.getNumArguments());
     }
     if (kind(&body.back()) != OpKind::kReturn || body.back().getNumOperands() != values) {
-      return error("expected region {} to end in stablehlo.return with {} values", index, values);
+      return error("expected region {} to end in stablehlo.return with {}", index, counted(values, "value"));
     }
     return {};
   }
@@ -478,7 +479,7 @@ class OpCheck {
   Status check_branches(int count) const {
     const auto regions = static_cast<int>(op_->getNumRegions());
     if (regions == 0 || (count >= 0 && regions != count)) {
-      return error("expected {} regions, got {}", count < 0 ? "some" : std::to_string(count), regions);
+      return error("expected {}, got {}", count < 0 ? "some regions" : counted(count, "region"), regions);
     }
     for (int i = 0; i < regions; ++i) {
       FLASHLIFT_RETURN_IF_ERROR(check_region(static_cast<unsigned>(i), 0, op_->getNumResults()));

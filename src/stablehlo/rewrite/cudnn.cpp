@@ -12,6 +12,7 @@
 #include "mlir/IR/BuiltinTypes.h"
 #include "stablehlo/reader/ops.h"
 #include "stablehlo/rewrite/build.h"
+#include "support/counted.h"
 #include "support/error.h"
 
 namespace flashlift::stablehlo {
@@ -296,7 +297,7 @@ class Replacement {
   Status find_operands() {
     const size_t expected = (is_backward_ ? 6U : 3U) + (has_bias_ ? 1U : 0U) + (has_lengths() ? 2U : 0U);
     if (op_->getNumOperands() != expected) {
-      return unsupported("it has {} operands, where {} are expected", op_->getNumOperands(), expected);
+      return unsupported("it has {}, where {} are expected", counted(op_->getNumOperands(), "operand"), expected);
     }
     for (const mlir::Value operand : op_->getOperands()) {
       if (!static_tensor(operand)) {

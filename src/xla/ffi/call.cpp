@@ -4,6 +4,7 @@
 #include <future>
 
 #include "support/beside.h"
+#include "support/counted.h"
 #include "support/error.h"
 
 namespace flashlift::xla {
@@ -17,12 +18,12 @@ Result<Attention> compile(const Signature& signature, CompileOptions options) {
 
 Status check_count(std::string_view what, size_t expected, size_t actual, std::string_view which) {
   return expected == actual ? Status()
-                            : invalid_argument("expected {} {}{} ({}), got {}", expected, what,
-                                               expected == 1 ? "" : "s", which, actual);
+                            : invalid_argument("expected {} ({}), got {}", counted(expected, what), which, actual);
 }
 
 std::string names_of_operands(const Problem& problem) {
-  return fmt::format("q, k, v, {} captured tensors{}{}", problem.captures.size(), problem.sinks > 0 ? ", sinks" : "",
+  return fmt::format("q, k, v, {}{}{}", counted(problem.captures.size(), "captured tensor"),
+                     problem.sinks > 0 ? ", sinks" : "",
                      problem.keep_mask     ? ", the keep mask"
                      : problem.dropout > 0 ? ", dropout's seed"
                                            : "");

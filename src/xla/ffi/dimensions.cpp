@@ -2,6 +2,7 @@
 
 #include <fmt/ranges.h>
 
+#include "support/counted.h"
 #include "support/error.h"
 
 namespace flashlift::xla {
@@ -27,8 +28,8 @@ Result<TensorView> DimensionOrder::view(void* data, DType dtype, std::span<const
                                         std::string_view name) const {
   name = name.empty() ? tensor_ : name;
   if (dims.size() != text_.size()) {
-    return invalid_argument("{} has {} dimensions, but {}_dims = \"{}\" names {}", name, dims.size(), tensor_, text_,
-                            text_.size());
+    return invalid_argument("{} has {}, but {}_dims = \"{}\" names {}", name, counted(dims.size(), "dimension"),
+                            tensor_, text_, text_.size());
   }
   TensorView result{.data = data, .dtype = dtype, .rank = letters_, .sizes = {}, .strides = {}};
   result.sizes.fill(1);

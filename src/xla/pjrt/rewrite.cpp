@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 #include <system_error>
 
+#include "support/counted.h"
 #include "support/environment.h"
 #include "support/error.h"
 #include "support/files.h"
@@ -126,7 +127,7 @@ void publish(const Report& report) {
   if (log_enabled(LogLevel::kInfo)) {
     log(LogLevel::kInfo, "pjrt: module {} ({} bytes of {}, for {}): {}; fusing {:.1f} ms, compiling {:.1f} ms{}",
         report.module.empty() ? "?" : report.module, report.bytes, report.form, report.platform,
-        report.reason.empty() ? fmt::format("{} attention{} fused", report.fused, report.fused == 1 ? "" : "s")
+        report.reason.empty() ? counted(report.fused, "attention") + " fused"
                               : "left as it came: " + first_line(report.reason),
         report.fuse_ms, report.compile_ms, report.failed ? ", which failed" : "");
   }

@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from flashlift._errors import InvalidArgumentError
+from flashlift._errors import InvalidArgumentError, counted
 from flashlift._library import core
 from flashlift._problem import Problem
 from flashlift.jax._arguments.values import as_array, described, short
@@ -44,7 +44,7 @@ def captured_tensors(
     elif isinstance(given, Sequence) and not isinstance(given, (str, bytes)):
         order = read if len(given) == len(read) else own
         named = dict(zip(order, given, strict=False))
-        came = f"{len(given)} tensors"
+        came = counted(len(given), "tensor")
         fits = len(given) == len(order)
     else:
         raise InvalidArgumentError(f"captures is {short(given)}; expected arrays by name, or a list of arrays")
