@@ -170,6 +170,61 @@ def test_changes_that_pytorch_does_not_count():
         assert_right(q, k, v, mask, mask_mod)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.complex128], ids=str)
+def test_zeros_that_change_their_sign(dtype):
+    q, k, v = tensors(torch.float32, (1, 2, 2, 128, 128, 16, 16))
+    zeros = torch.zeros(2, dtype=dtype)
+
+    def mask_mod(b, h, i, j):
+        return (1 / zeros.real > 0)[h] & (i >= j)
+
+    mask = create_block_mask(mask_mod, 1, 1, 128, 128, device="cpu", BLOCK_SIZE=32)
+    assert_right(q, k, v, mask, mask_mod)
+    zeros.neg_()
+    assert_right(q, k, v, mask, mask_mod)
+
+
+def test_changes_of_large_captured_tensors():
+    q, k, v = tensors(torch.float32, (1, 2, 2, 640, 640, 16, 16))
+    table = torch.ones(640, 640, dtype=torch.bool).tril()
+
+    def mask_mod(b, h, i, j):
+        return table[i, j]
+
+    mask = create_block_mask(mask_mod, 1, 1, 640, 640, device="cpu", BLOCK_SIZE=64)
+    assert_right(q, k, v, mask, mask_mod)
+    table.numpy()[:, 100:] = False
+    assert_right(q, k, v, mask, mask_mod)
+
+
+@torch.no_grad()
+def test_what_is_found_holds_with_nan(monkeypatch):
+    q, k, v = tensors(torch.float32, (1, 2, 2, 128, 128, 16, 16))
+    limits = torch.tensor([[torch.nan, 1.0]] * 200).T  # with gaps in memory
+
+    def mask_mod(b, h, i, j):
+        return (limits[1, i] > 0) & (limits[1, j] > 0) & (i >= j)
+
+    mask = create_block_mask(mask_mod, 1, 1, 128, 128, device="cpu", BLOCK_SIZE=32)
+    flex_attention(q, k, v, block_mask=mask)
+    monkeypatch.setattr("flashlift.torch._attention.block_mask.block_kinds", None)
+    assert mask_mod_of(mask, q, k)[0] is mask_mod
+
+
+@pytest.mark.parametrize("convert", [torch.Tensor.to_sparse, torch.Tensor.to_sparse_csr, torch.Tensor.to_mkldnn])
+def test_captured_tensors_that_are_not_dense(convert):
+    q, k, v = tensors(torch.float32, (1, 2, 2, 128, 128, 16, 16))
+    documents = convert((torch.arange(128.0) // 40).view(2, 64))
+
+    def mask_mod(b, h, i, j):
+        ids = documents.to_dense().reshape(-1)
+        return (ids[i] == ids[j]) & (i >= j)
+
+    mask = create_block_mask(mask_mod, 1, 1, 128, 128, device="cpu", BLOCK_SIZE=32)
+    for _ in range(2):
+        assert_right(q, k, v, mask, mask_mod)
+
+
 WINDOW = 9
 
 

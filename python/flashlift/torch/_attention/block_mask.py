@@ -10,7 +10,6 @@ faster: the kernels find blocks of their own size, and partial ones read no tabl
 a BlockMask and what its mask_mod captures, and asked again where one of their tensors was changed in place.
 """
 
-import math
 import operator
 import weakref
 from collections.abc import Callable, Sequence
@@ -24,13 +23,13 @@ from flashlift.torch._internals import sliced_mask_mod_error
 from flashlift.torch._mods import Leaves, traced
 from flashlift.torch._program import Bounds
 from flashlift.torch._run.kernels import block_kinds
-from flashlift.torch._run.modes import are_readable, is_equal, makes_graph, outside_of_modes
+from flashlift.torch._run.modes import are_readable, content_of, has_content, makes_graph, outside_of_modes
 from flashlift.torch._trace import Trace
 
 _NO_BLOCKS = 1 << 30  # PyTorch's block size for "no mask at all"
 _PARTIAL, _FULL = 1, 2
 _MAX_PROVED = 1 << 24  # elements of captured tensors: intervals usually have no useful bounds of larger ones
-_MAX_COMPARED = 1 << 16  # elements of captured tensors, which take 25 µs of one core
+_MAX_COMPARED = 1 << 18  # elements of captured tensors on a CPU, which take 15 to 150 µs of one core
 _VERDICTS = 4  # of one BlockMask: batches, heads and captured tensors may differ between calls
 
 Mod = Callable[..., torch.Tensor]
@@ -106,15 +105,11 @@ def _restricted(own: Mod | None, kinds: torch.Tensor, has_full: bool, q_block: i
 
 class _Snapshot:
     """A record of tensors, to check later whether they have changed. On a CPU it keeps their content, which NumPy and
-    `.data` change without a trace. Of tensors on a GPU, and of more than `largest` elements, it keeps PyTorch's count
-    of changes, unless they were made in inference mode, which counts none."""
+    `.data` change without a trace; of tensors on a GPU, PyTorch's count of changes."""
 
-    def __init__(self, tensors: Sequence[torch.Tensor | None], largest: float = math.inf) -> None:
+    def __init__(self, tensors: Sequence[torch.Tensor | None]) -> None:
         self._tensors = [one for one in tensors if one is not None]
-        self._states: list[Any] = [
-            one.detach().clone() if one.is_inference() or (one.is_cpu and one.numel() <= largest) else one._version
-            for one in self._tensors
-        ]
+        self._states: list[Any] = [content_of(one) if one.is_cpu else one._version for one in self._tensors]
 
     def holds(self, tensors: Sequence[torch.Tensor | None]) -> bool:
         given = [one for one in tensors if one is not None]
@@ -124,7 +119,13 @@ class _Snapshot:
 
 
 def _is_in_state(tensor: torch.Tensor, state: Any) -> bool:
-    return is_equal(tensor, state) if isinstance(state, torch.Tensor) else tensor._version == state
+    return has_content(tensor, state) if isinstance(state, torch.Tensor) else tensor._version == state
+
+
+def _is_comparable(tensor: torch.Tensor) -> bool:
+    """Whether a snapshot of a captured tensor is possible, and takes little time."""
+    is_dense = tensor.layout is torch.strided and not tensor.is_quantized
+    return is_dense and (not tensor.is_cpu or tensor.numel() <= _MAX_COMPARED)
 
 
 class _Verdict(NamedTuple):
@@ -162,11 +163,10 @@ class _Known:
             is_of_call = one.trace is trace and one.sizes == sizes and one.numbers == leaves.numbers
             if is_of_call and one.tensors.holds(leaves.tensors):
                 return one.adds_nothing
-        if trace.reads_unknown or not are_readable(leaves.tensors):
+        if trace.reads_unknown or not are_readable(leaves.tensors) or not all(map(_is_comparable, leaves.tensors)):
             return False
         adds_nothing = _is_proved(self.kinds, found, sizes, block_mask)
-        snapshot = _Snapshot(leaves.tensors, _MAX_COMPARED)
-        verdict = _Verdict(trace, leaves.numbers, snapshot, sizes, adds_nothing)
+        verdict = _Verdict(trace, leaves.numbers, _Snapshot(leaves.tensors), sizes, adds_nothing)
         self._verdicts = [verdict, *self._verdicts[: _VERDICTS - 1]]
         return adds_nothing
 
