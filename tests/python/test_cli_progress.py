@@ -3,7 +3,6 @@
 import os
 import pty
 import subprocess
-import time
 import xml.etree.ElementTree as ElementTree
 
 import pytest
@@ -19,6 +18,13 @@ def on_terminal(program, *arguments, **options):
     )
     os.close(theirs)
     return process, ours
+
+
+def read_until(terminal, words):
+    text = ""
+    while words not in text:
+        text += os.read(terminal, 65536).decode()
+    return text
 
 
 def read_all(terminal):
@@ -63,17 +69,17 @@ def test_what_is_done_at_once_says_nothing(program):
 
 
 def test_fusing_says_how_long_it_takes(program, root, tmp_path):
-    """The module comes through a pipe with a slow writer."""
+    """The module comes through a pipe, whose writer waits until the program says so."""
     text = (root / "examples" / "xla" / "attention.mlir").read_text()
     process, terminal = on_terminal(program, "fuse", "/dev/stdin", "-o", tmp_path / "fused.mlir", stdin=subprocess.PIPE)
     process.stdin.write(text[: len(text) // 2])
     process.stdin.flush()
-    time.sleep(1.0)
+    shown = read_until(terminal, "fusing /dev/stdin: ")
     process.stdin.write(text[len(text) // 2 :])
     process.stdin.close()
-    shown = read_all(terminal)
+    shown += read_all(terminal)
     assert process.wait() == 0
-    assert "fusing /dev/stdin: " in shown and shown.endswith("\r\033[K")
+    assert shown.endswith("\r\033[K")
 
 
 def bars_of(svg):
