@@ -94,6 +94,19 @@ def test_block_mask_streams_and_numbers():
         torch.testing.assert_close(out.cpu().float(), expected_out.float(), atol=2e-2, rtol=2e-2)
 
 
+def test_a_block_mask_made_in_inference_mode():
+    """PyTorch counts no changes of its tensors, so that their content is compared."""
+    q, k, v = (one.cuda() for one in tensors(torch.bfloat16, SHAPES[torch.float16]))
+    with torch.inference_mode():
+        mask = create_block_mask(torch_mods.causal, None, None, 256, 256, device="cuda")
+        expected = flex_attention(q, k, v, mask_mod=torch_mods.causal)
+        for _ in range(2):
+            assert torch.equal(flex_attention(q, k, v, block_mask=mask), expected)
+        mask.kv_num_blocks.zero_()
+        mask.full_kv_num_blocks.zero_()
+        assert not flex_attention(q, k, v, block_mask=mask).any()
+
+
 @torch.no_grad()
 def test_cuda_graph():
     q, k, v = (one.cuda() for one in tensors(torch.bfloat16, SHAPES[torch.float16]))

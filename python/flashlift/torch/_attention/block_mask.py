@@ -105,11 +105,14 @@ def _restricted(own: Mod | None, kinds: torch.Tensor, has_full: bool, q_block: i
 
 class _Snapshot:
     """A record of tensors, to check later whether they have changed. On a CPU it keeps their content, which NumPy and
-    `.data` change without a trace; of tensors on a GPU, PyTorch's count of changes."""
+    `.data` change without a trace; of tensors on a GPU, PyTorch's count of changes, unless they were made in inference
+    mode, which counts none."""
 
     def __init__(self, tensors: Sequence[torch.Tensor | None]) -> None:
         self._tensors = [one for one in tensors if one is not None]
-        self._states: list[Any] = [content_of(one) if one.is_cpu else one._version for one in self._tensors]
+        self._states: list[Any] = [
+            content_of(one) if one.is_cpu or one.is_inference() else one._version for one in self._tensors
+        ]
 
     def holds(self, tensors: Sequence[torch.Tensor | None]) -> bool:
         given = [one for one in tensors if one is not None]
