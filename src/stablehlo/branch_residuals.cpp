@@ -17,6 +17,9 @@
 namespace flashlift::stablehlo {
 namespace {
 
+// Attribute of choices that were split off.
+constexpr const char* kSplitOff = "flashlift.split_off";
+
 bool is_choice(mlir::Operation* op) { return op != nullptr && (kind(op) == OpKind::kCase || kind(op) == OpKind::kIf); }
 
 // The earlier choices on the same index whose results the branches of this one read.
@@ -69,6 +72,10 @@ bool is_mask(mlir::Value value) {
          });
 }
 
+bool is_computed_again(mlir::Value value) {
+  return is_of_attention(value) || is_factor_of_scores(value) || is_mask(value) || is_split_off(value);
+}
+
 // Lets one branch do so. Returns whether anything has changed.
 bool repeat_in_branch(mlir::Operation* forward, mlir::Operation* backward, unsigned number, int64_t product_number) {
   mlir::Block* const from = branch(forward, number);
@@ -84,7 +91,7 @@ bool repeat_in_branch(mlir::Operation* forward, mlir::Operation* backward, unsig
   for (const mlir::OpResult result : forward->getResults()) {
     mlir::Value value = from->back().getOperand(result.getResultNumber());
     if (value.getParentBlock() == from && llvm::any_of(result.getUses(), is_read_here)) {
-      if (is_of_attention(value) || is_factor_of_scores(value) || is_mask(value)) {
+      if (is_computed_again(value)) {
         repeated.emplace_back(value, result);
       } else {
         known.map(value, mlir::Value(result));
@@ -92,7 +99,8 @@ bool repeat_in_branch(mlir::Operation* forward, mlir::Operation* backward, unsig
     }
   }
   Slice slice(*from, known);
-  const bool is_any_near = llvm::any_of(repeated, [](const auto& each) { return is_near_softmax(each.first); });
+  const bool is_any_near =
+      llvm::any_of(repeated, [](const auto& each) { return is_near_softmax(each.first) || is_split_off(each.first); });
   if (!is_any_near || !llvm::all_of(repeated, [&](const auto& each) { return slice.add(each.first); }) ||
       !is_cheap(slice)) {
     return false;
@@ -171,7 +179,125 @@ void remove_unused_results(mlir::Operation* choice) {
   choice->erase();
 }
 
+// Whether a use stores a value: in a tensor that a loop carries, or as a result of a branch for a later choice.
+bool is_stored(mlir::OpOperand& use) {
+  mlir::Operation* const user = use.getOwner();
+  mlir::Operation* const parent = user->getParentOp();
+  const auto are_all_stored = [](mlir::Value value) {
+    return !value.use_empty() && llvm::all_of(value.getUses(), is_stored);
+  };
+  if (kind(user) == OpKind::kReshape || kind(user) == OpKind::kBroadcastInDim) {
+    return are_all_stored(user->getResult(0));
+  }
+  if (kind(user) == OpKind::kDynamicUpdateSlice) {
+    const mlir::Value whole = user->getResult(0);
+    return use.getOperandNumber() == 1 && kind(parent) == OpKind::kWhile &&
+           llvm::all_of(whole.getUsers(), [&](mlir::Operation* end) { return end == &user->getBlock()->back(); });
+  }
+  if (user != &user->getBlock()->back() || !is_choice(parent)) {
+    return false;
+  }
+  const auto is_read_by_choice = [&](mlir::OpOperand& outer) {
+    mlir::Operation* const reader = parent->getBlock()->findAncestorOpInBlock(*outer.getOwner());
+    return (reader != outer.getOwner() && is_choice(reader)) || is_stored(outer);
+  };
+  const mlir::Value result = parent->getResult(use.getOperandNumber());
+  return !result.use_empty() && llvm::all_of(result.getUses(), is_read_by_choice);
+}
+
+// Whether a branch computes a result, rather than returning a value from outside.
+bool is_computed_in_branch(mlir::OpResult result) {
+  return llvm::any_of(result.getOwner()->getRegions(), [&](mlir::Region& region) {
+    return region.front().back().getOperand(result.getResultNumber()).getParentRegion() == &region;
+  });
+}
+
+// Where a branch returns result `number` of an earlier choice, which is a constant there, it returns the constant.
+void copy_constants(mlir::Operation* earlier, unsigned number, mlir::OpResult result) {
+  for (auto [i, region] : llvm::enumerate(result.getOwner()->getRegions())) {
+    mlir::Operation* const end = &region.front().back();
+    mlir::Block* const from = branch(earlier, static_cast<unsigned>(i));
+    mlir::Value value = from->back().getOperand(number);
+    const mlir::IRMapping none;
+    Slice slice(*from, none);
+    constexpr size_t kMost = 2;  // a constant, and its broadcast
+    if (end->getOperand(result.getResultNumber()) == earlier->getResult(number) && slice.add(value) &&
+        slice.operations.size() <= kMost) {
+      mlir::OpBuilder builder(end);
+      mlir::IRMapping copies;
+      for (mlir::Operation& op : *from) {
+        if (slice.operations.contains(&op)) {
+          builder.clone(op, copies);
+        }
+      }
+      end->setOperand(result.getResultNumber(), copies.lookupOrDefault(value));
+    }
+  }
+}
+
 }  // namespace
+
+bool is_split_off(mlir::Value value) {
+  for (mlir::Value source = reshaped(value); source; source = reshaped(value)) {
+    value = source;  // loops store entries with a dimension of size 1
+  }
+  return is_choice(value.getDefiningOp()) && value.getDefiningOp()->hasAttr(kSplitOff);
+}
+
+void forget_split_off(mlir::Operation* module) {
+  module->walk([](mlir::Operation* op) { op->removeDiscardableAttr(kSplitOff); });
+}
+
+bool split_residuals_off(mlir::Operation* choice, int64_t first, const std::set<int64_t>& except) {
+  if (!is_choice(choice) || choice->hasAttr(kSplitOff) || choice->hasAttr("sdy.sharding") ||
+      choice->hasAttr("mhlo.sharding")) {
+    return false;
+  }
+  llvm::SmallVector<mlir::Value> stored;
+  std::vector<std::vector<mlir::OpOperand*>> stored_uses;
+  for (const mlir::OpResult result : choice->getResults()) {
+    std::vector<mlir::OpOperand*> uses;
+    for (mlir::OpOperand& use : result.getUses()) {
+      if (is_stored(use)) {
+        uses.push_back(&use);
+      }
+    }
+    if (!uses.empty()) {
+      stored.push_back(result);
+      stored_uses.push_back(std::move(uses));
+    }
+  }
+  if (stored.empty()) {
+    return false;
+  }
+  mlir::OperationState state(choice->getLoc(), choice->getName());
+  state.addOperands(choice->getOperands());
+  state.addTypes(mlir::ValueRange(stored).getTypes());
+  state.propertiesAttr = choice->getPropertiesAsAttribute();
+  mlir::OpBuilder builder(choice->getContext());
+  for (size_t i = 0; i < choice->getNumRegions(); ++i) {
+    builder.setInsertionPointToStart(&state.addRegion()->emplaceBlock());
+    build(builder, choice->getLoc(), "stablehlo.return", stored, {});
+  }
+  builder.setInsertionPointAfter(choice);
+  mlir::Operation* const split_off = builder.create(state);
+  if (!compute_branch_residuals_again(split_off, first, except)) {
+    split_off->erase();
+    return false;
+  }
+  split_off->setDiscardableAttr(kSplitOff, builder.getUnitAttr());
+  choice = split_off->getPrevNode();  // it was replaced
+  for (const auto [uses, result] : llvm::zip_equal(stored_uses, split_off->getResults())) {
+    if (is_computed_in_branch(result)) {
+      copy_constants(choice, mlir::cast<mlir::OpResult>(uses.front()->get()).getResultNumber(), result);
+      llvm::for_each(uses, [&](mlir::OpOperand* use) { use->set(result); });
+    }
+  }
+  return_zeros(choice, split_off);
+  remove_unused_results(choice);
+  remove_unused_results(split_off);
+  return true;
+}
 
 bool reads_earlier_choice(mlir::Operation* op) { return !earlier_choices(op).empty(); }
 

@@ -9,6 +9,12 @@
 // runs if branch i of the first one has run. There, a result is what branch i of the first choice returns. The value is
 // computed by pure operations from values outside of the first choice, which the second one sees, too, and from
 // other values that branch i of the first one returns.
+//
+// If the choices are in two loops, or in branches of two outer choices, they are not in one block. What the second one
+// reads was then stored by the loop or returned by the outer branch. For these, the first choice becomes two: one that
+// returns all else, and one behind it that only computes scores, probabilities, row statistics and masks. Loops
+// (loop_residuals.h) and outer branches compute the latter again like any other operation, next to the choice that
+// reads it.
 #pragma once
 
 #include <cstdint>
@@ -24,5 +30,15 @@ bool reads_earlier_choice(mlir::Operation* op);
 // Lets the branches of a choice compute again what they read of attention, but not those that `except` names by their
 // numbers, of `first` on. Returns whether anything has changed. The earlier choices may have been replaced.
 bool compute_branch_residuals_again(mlir::Operation* backward, int64_t first, const std::set<int64_t>& except);
+
+// Moves what loops or outer branches store of attention out of a choice, into one of its own behind it. `first` and
+// `except` as above. Returns whether anything has changed. The choice may have been replaced.
+bool split_residuals_off(mlir::Operation* choice, int64_t first, const std::set<int64_t>& except);
+
+// Whether a value is a result of such a choice.
+bool is_split_off(mlir::Value value);
+
+// Forgets which choices these are.
+void forget_split_off(mlir::Operation* module);
 
 }  // namespace flashlift::stablehlo

@@ -20,6 +20,9 @@
 namespace flashlift::stablehlo {
 namespace {
 
+// Attribute of choices: the number of the first product that it computes again.
+constexpr const char* kChoice = "flashlift.choice";
+
 // Whether a value depends on constants alone.
 bool is_constant(mlir::Value value) {
   const mlir::IRMapping none;
@@ -129,6 +132,23 @@ void merge_equal_operations(mlir::Block& block) {
   }
 }
 
+// Now that loops and outer branches have their own copies of what was split off of earlier choices, the choices that
+// read it compute it themselves.
+void compute_beside_split_off(Module& module, const ComputationNumbers& except) {
+  std::vector<mlir::Operation*> choices;  // outer ones first: their branches get copies for the inner ones
+  module.op()->walk<mlir::WalkOrder::PreOrder>([&](mlir::Operation* op) {
+    if (op->hasAttr(kChoice)) {
+      choices.push_back(op);
+    }
+  });
+  for (mlir::Operation* choice : choices) {
+    const auto number = choice->getAttrOfType<mlir::IntegerAttr>(kChoice);
+    compute_branch_residuals_again(choice, number.getInt(), except);
+  }
+  module.op()->walk([](mlir::Operation* op) { op->removeDiscardableAttr(kChoice); });
+  forget_split_off(module.op());
+}
+
 }  // namespace
 
 std::optional<Module> with_forward_passes(const Module& given, const ComputationNumbers& except) {
@@ -142,9 +162,10 @@ std::optional<Module> with_forward_passes(const Module& given, const Computation
   }
   Module module = given.clone();
   std::vector<mlir::Operation*> computations;
+  forget_split_off(module.op());
   module.op()->walk([&](mlir::Operation* op) {
     for (const char* name :
-         {kRepeated, kForwardPass, kForwardPasses}) {  // the caller's module may use these names, too
+         {kRepeated, kForwardPass, kForwardPasses, kChoice}) {  // the caller's module may use these names, too
       op->removeDiscardableAttr(name);
     }
     if (kind(op) == OpKind::kSdyManualComputation || kind(op) == OpKind::kWhile || kind(op) == OpKind::kCase ||
@@ -160,7 +181,10 @@ std::optional<Module> with_forward_passes(const Module& given, const Computation
       continue;
     }
     if (kind(backward) != OpKind::kSdyManualComputation) {
+      mlir::Builder attributes(module.context());
+      backward->setDiscardableAttr(kChoice, attributes.getI64IntegerAttr(number));
       any = compute_branch_residuals_again(backward, number, except) || any;
+      any = split_residuals_off(backward, number + kMostRepeated / 2, except) || any;
       continue;
     }
     if (except.contains(number)) {
@@ -185,6 +209,7 @@ std::optional<Module> with_forward_passes(const Module& given, const Computation
   if (!any) {
     return std::nullopt;
   }
+  compute_beside_split_off(module, except);
   remove_dead_code(module);
   remove_unused_carries(module);
   llvm::SetVector<mlir::Block*> blocks;

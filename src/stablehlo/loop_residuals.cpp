@@ -8,6 +8,7 @@
 #include "llvm/ADT/SetVector.h"
 #include "mlir/IR/Builders.h"
 #include "mlir/IR/IRMapping.h"
+#include "stablehlo/branch_residuals.h"
 #include "stablehlo/lift/candidates.h"
 #include "stablehlo/lift/walk.h"
 #include "stablehlo/loop.h"
@@ -125,7 +126,8 @@ class LoopPair {
     move_to_beginning();
     std::vector<Read> again;
     for (const Read& read : reads_) {
-      if (read.is_only_use && (is_of_attention(read.entry) || is_factor_of_scores(read.entry))) {
+      if (read.is_only_use &&
+          (is_of_attention(read.entry) || is_factor_of_scores(read.entry) || is_split_off(read.entry))) {
         again.push_back(read);
       } else {
         bind(read.entry, read.slice);

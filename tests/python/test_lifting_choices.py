@@ -61,6 +61,31 @@ CHOICES = {
     ),
 }
 
+LAYERS = jnp.arange(3)
+
+
+def step(x, i, w):
+    return jax.lax.cond(i % 2 == 0, lambda x: attend(x, w, CAUSAL), lambda x: attend(x, w, NEAR), x), None
+
+
+def step_of_data(x, w):
+    return jax.lax.cond(x[0, 0, 0] > 0, lambda x: attend(x, w, CAUSAL), lambda x: jnp.tanh(x @ w[0]), x), None
+
+
+# The two choices of a gradient stand in two loops, or in branches of two outer choices.
+CHOICES |= {
+    "in a loop": (2, lambda i, x, w: jax.lax.scan(lambda x, layer: step(x, i + layer, w), x, LAYERS)[0]),
+    "in a loop backwards": (
+        2,
+        lambda i, x, w: jax.lax.scan(lambda x, layer: step(x, i + layer, w), x, LAYERS, reverse=True)[0],
+    ),
+    "in a loop by data": (1, lambda i, x, w: jax.lax.scan(lambda x, _: step_of_data(x, w), x, None, length=3)[0]),
+    "in a choice": (
+        3,
+        lambda i, x, w: jax.lax.cond(i > 0, lambda x: step(x, i, w)[0], lambda x: attend(2 * x, w, CAUSAL & NEAR), x),
+    ),
+}
+
 
 def run_each(function, choices, *operands):
     """Compares with XLA, for each of these indices."""
@@ -103,6 +128,36 @@ def test_branches_of_a_choice_on_another_index_stay(is_same):
     assert report.fused_count == (4 if is_same else 0), report
 
 
+@pytest.mark.parametrize("is_same", [True, False])
+def test_branches_of_a_choice_on_another_index_in_a_second_loop_stay(is_same):
+    def forward(keep, q, k, v):
+        p = jax.nn.softmax(jnp.where(keep, q @ k.mT, -jnp.inf), -1)
+        return p @ v, p
+
+    def backward(keep, p, q, k, v, d_out):
+        d_p = d_out @ v.mT
+        d_s = p * (d_p - jnp.sum(d_p * p, -1, keepdims=True))
+        return jnp.where(keep, d_s, 0) @ k, jnp.where(keep, d_s, 0).mT @ q, p.mT @ d_out
+
+    def function(i, k, v, d_out, q):
+        def layer(q, number):
+            j = (number + i) % 2
+            out, p = jax.lax.switch(j, [lambda: forward(CAUSAL, q, k, v), lambda: forward(NEAR, q, k, v)])
+            return out, (p, j, q)
+
+        def gradient(_, x):
+            p, j, q = x
+            j = j if is_same else 1 - j
+            each = (p, q, k, v, d_out)
+            return None, jax.lax.switch(j, [lambda: backward(CAUSAL, *each), lambda: backward(NEAR, *each)])
+
+        out, stored = jax.lax.scan(layer, q, LAYERS)
+        return out, jax.lax.scan(gradient, None, stored, reverse=True)[1]
+
+    report = run_each(function, [(0,), (1,)], *(normal(2, S, D) for _ in range(4)))
+    assert report.fused_count == (4 if is_same else 0), report
+
+
 def test_a_branch_that_stays_leaves_the_others():
     """The branches return their residuals in the same places."""
 
@@ -113,6 +168,18 @@ def test_a_branch_that_stays_leaves_the_others():
 
     report = run_each(jax.value_and_grad(function, argnums=1), [(0,), (1,)], normal(2, S, D))
     assert report.fused_count == 2, report
+
+
+def test_probabilities_of_layers_that_the_caller_gets_stay():
+    def function(i, x):
+        attention = lambda x: (jnp.tanh((p := jax.nn.softmax(x @ x.mT / 9, -1)) @ x), p)
+        nothing = lambda x: (x, jnp.zeros((2, S, S)))
+        layer = lambda x, j: jax.lax.cond(j > 0, attention, nothing, x)
+        x, p = jax.lax.scan(layer, x, LAYERS + i)
+        return jnp.sum(jnp.sin(x)), p
+
+    report = run_each(jax.value_and_grad(function, argnums=1, has_aux=True), [(0,), (-1,)], X)
+    assert report.fused_count == 0, report
 
 
 def test_probabilities_that_the_caller_gets_stay():
