@@ -217,6 +217,9 @@ void copy_constants(mlir::Operation* earlier, unsigned number, mlir::OpResult re
   for (auto [i, region] : llvm::enumerate(result.getOwner()->getRegions())) {
     mlir::Operation* const end = &region.front().back();
     mlir::Block* const from = branch(earlier, static_cast<unsigned>(i));
+    if (from == nullptr) {
+      continue;
+    }
     mlir::Value value = from->back().getOperand(number);
     const mlir::IRMapping none;
     Slice slice(*from, none);
