@@ -1,5 +1,6 @@
 """flashlift.torch with the rest of PyTorch: torch.compile without graph breaks, opcheck, SDPA's signature."""
 
+import numpy as np
 import pytest
 import torch
 import torch_mods
@@ -171,6 +172,15 @@ def test_seeds_of_more_than_64_bits_in_graphs(dynamic):
         assert torch.equal(compiled(seed, *qkv), attend(seed, *qkv))
     with pytest.raises(RuntimeError, match="dropout_seed is .*; expected an integer of 64 bits"):
         compiled(2**70, *qkv)
+
+
+@pytest.mark.parametrize("number", [np.int64, np.uint8])
+def test_a_seed_of_numpy(number):
+    qkv = tensors()
+    compiled = torch.compile(
+        lambda *qkv: flex_attention(*qkv, dropout_p=0.5, dropout_seed=number(5)), backend="aot_eager", fullgraph=True
+    )
+    assert torch.equal(compiled(*qkv), flex_attention(*qkv, dropout_p=0.5, dropout_seed=5))
 
 
 def test_opcheck():

@@ -181,6 +181,8 @@ def _dropout(dropout_p: float | None, seed: int | torch.Tensor | None) -> tuple[
 def _seed(seed: int | torch.Tensor | None) -> torch.Tensor:
     if seed is None:  # on the CPU for any device, since the host passes it to the kernel
         return torch.randint(2**63 - 1, (), dtype=torch.int64)
+    if isinstance(seed, np.ndarray) and torch.compiler.is_dynamo_compiling():
+        seed = torch.as_tensor(seed)  # Dynamo makes arrays of NumPy's numbers
     if isinstance(seed, torch.Tensor):
         if seed.numel() != 1 or seed.dtype.is_floating_point or seed.dtype.is_complex or seed.dtype == torch.bool:
             raise ValueError(f"dropout_seed is {seed.dtype} {list(seed.shape)}; expected one integer")
