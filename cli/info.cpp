@@ -13,6 +13,7 @@
 #include "cli/output.h"
 #include "problem/word_texts.h"
 #include "score/operation.h"
+#include "support/counted.h"
 #include "support/environment.h"
 #include "support/processor.h"
 #include "support/spelling.h"
@@ -24,7 +25,6 @@
 #ifdef FLASHLIFT_HAS_CUDA
 #include "cuda/compile/nvrtc.h"
 #include "cuda/launch/driver.h"
-#include "support/counted.h"
 #endif
 
 namespace flashlift::cli {

@@ -6,6 +6,7 @@
 #include "runtime/implementation.h"
 #include "runtime/tuning_device.h"
 #include "runtime/verify_options.h"
+#include "support/counted.h"
 #include "support/default_floats.h"
 #include "support/environment.h"
 #include "support/error.h"
@@ -16,7 +17,6 @@
 #endif
 #ifdef FLASHLIFT_HAS_CUDA
 #include "runtime/cuda_attention.h"
-#include "support/counted.h"
 #endif
 
 namespace flashlift {
