@@ -7,20 +7,20 @@
 #include "llvm/ADT/SetVector.h"
 #include "mlir/IR/Builders.h"
 #include "mlir/IR/IRMapping.h"
+#include "stablehlo/branches.h"
 #include "stablehlo/lift/candidates.h"
 #include "stablehlo/lift/same_value.h"
 #include "stablehlo/loop_residuals.h"
 #include "stablehlo/manual_computations.h"
 #include "stablehlo/reader/ops.h"
 #include "stablehlo/rewrite/build.h"
+#include "stablehlo/sharding.h"
 
 namespace flashlift::stablehlo {
 namespace {
 
 // Attribute of choices that were split off.
 constexpr const char* kSplitOff = "flashlift.split_off";
-
-bool is_choice(mlir::Operation* op) { return op != nullptr && (kind(op) == OpKind::kCase || kind(op) == OpKind::kIf); }
 
 // The earlier choices on the same index whose results the branches of this one read.
 llvm::SetVector<mlir::Operation*> earlier_choices(mlir::Operation* choice) {
@@ -31,10 +31,9 @@ llvm::SetVector<mlir::Operation*> earlier_choices(mlir::Operation* choice) {
   choice->walk([&](mlir::Operation* inner) {
     for (const mlir::Value operand : inner->getOperands()) {
       mlir::Operation* const source = operand.getDefiningOp();
-      // Annotations of the earlier choice's results would have to change with them.
-      if (inner != choice && is_choice(source) && source->getBlock() == choice->getBlock() && !found.contains(source) &&
-          source->getName() == choice->getName() && source->getNumRegions() == choice->getNumRegions() &&
-          !source->hasAttr("sdy.sharding") && !source->hasAttr("mhlo.sharding") &&
+      if (inner != choice && source != nullptr && is_choice(source) && source->getBlock() == choice->getBlock() &&
+          !found.contains(source) && source->getName() == choice->getName() &&
+          source->getNumRegions() == choice->getNumRegions() && !has_annotated_results(source) &&
           SameValues()(source->getOperand(0), choice->getOperand(0))) {
         found.insert(source);
       }
@@ -244,7 +243,8 @@ bool is_split_off(mlir::Value value) {
   for (mlir::Value source = reshaped(value); source; source = reshaped(value)) {
     value = source;  // loops store entries with a dimension of size 1
   }
-  return is_choice(value.getDefiningOp()) && value.getDefiningOp()->hasAttr(kSplitOff);
+  mlir::Operation* const source = value.getDefiningOp();
+  return source != nullptr && is_choice(source) && source->hasAttr(kSplitOff);
 }
 
 void forget_split_off(mlir::Operation* module) {
@@ -252,8 +252,7 @@ void forget_split_off(mlir::Operation* module) {
 }
 
 bool split_residuals_off(mlir::Operation* choice, int64_t first, const std::set<int64_t>& except) {
-  if (!is_choice(choice) || choice->hasAttr(kSplitOff) || choice->hasAttr("sdy.sharding") ||
-      choice->hasAttr("mhlo.sharding")) {
+  if (!is_choice(choice) || choice->hasAttr(kSplitOff) || has_annotated_results(choice)) {
     return false;
   }
   llvm::SmallVector<mlir::Value> stored;

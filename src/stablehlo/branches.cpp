@@ -49,10 +49,12 @@ bool can_be_one(mlir::Operation* op) {
 
 }  // namespace
 
+bool is_choice(mlir::Operation* op) { return kind(op) == OpKind::kCase || kind(op) == OpKind::kIf; }
+
 void merge_equal_branches(Module& module) {
   std::vector<mlir::Operation*> choices;  // nested ones first
   module.op()->walk([&](mlir::Operation* op) {
-    if (kind(op) == OpKind::kCase || kind(op) == OpKind::kIf) {
+    if (is_choice(op)) {
       choices.push_back(op);
     }
   });

@@ -9,6 +9,7 @@
 #include "mlir/IR/Builders.h"
 #include "mlir/IR/IRMapping.h"
 #include "stablehlo/branch_residuals.h"
+#include "stablehlo/branches.h"
 #include "stablehlo/lift/candidates.h"
 #include "stablehlo/lift/same_value.h"
 #include "stablehlo/loop_carries.h"
@@ -168,8 +169,7 @@ std::optional<Module> with_forward_passes(const Module& given, const Computation
          {kRepeated, kForwardPass, kForwardPasses, kChoice}) {  // the caller's module may use these names, too
       op->removeDiscardableAttr(name);
     }
-    if (kind(op) == OpKind::kSdyManualComputation || kind(op) == OpKind::kWhile || kind(op) == OpKind::kCase ||
-        kind(op) == OpKind::kIf) {
+    if (kind(op) == OpKind::kSdyManualComputation || kind(op) == OpKind::kWhile || is_choice(op)) {
       computations.push_back(op);
     }
   });
@@ -184,6 +184,7 @@ std::optional<Module> with_forward_passes(const Module& given, const Computation
       mlir::Builder attributes(module.context());
       backward->setDiscardableAttr(kChoice, attributes.getI64IntegerAttr(number));
       any = compute_branch_residuals_again(backward, number, except) || any;
+      // The other half of this choice's numbers.
       any = split_residuals_off(backward, number + kMostRepeated / 2, except) || any;
       continue;
     }

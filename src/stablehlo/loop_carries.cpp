@@ -89,7 +89,7 @@ mlir::Operation* rebuilt(mlir::Operation* loop, mlir::ValueRange starts, llvm::A
 
 // Returns whether there were any.
 bool remove_unused_carries(mlir::Operation* loop) {
-  if (!may_change_carries(loop)) {
+  if (has_annotated_results(loop)) {
     return false;
   }
   for (mlir::Operation* user : llvm::make_early_inc_range(loop->getUsers())) {
@@ -278,10 +278,6 @@ std::vector<mlir::Value> move_masks_into(mlir::Operation* loop) {
 
 }  // namespace
 
-bool may_change_carries(mlir::Operation* loop) {
-  return !loop->hasAttr("sdy.sharding") && !loop->hasAttr("mhlo.sharding");
-}
-
 mlir::Operation* with_invariants(mlir::Operation* loop, mlir::ValueRange starts) {
   if (starts.empty()) {
     return loop;
@@ -309,7 +305,7 @@ void remove_unused_carries(Module& module) {
 
 void move_masks_into_loops(Module& module) {
   for (mlir::Operation* loop : loops_of(module)) {
-    if (may_change_carries(loop)) {
+    if (!has_annotated_results(loop)) {
       with_invariants(loop, move_masks_into(loop));
     }
   }

@@ -7,9 +7,6 @@
 
 namespace flashlift::stablehlo {
 
-// Whether the carried values may be changed: annotations of the loop's results would have to change, too.
-bool may_change_carries(mlir::Operation* loop);
-
 // Adds carried values that no iteration changes, and replaces the loop. The body has an argument for each of them
 // already, in this order after all others.
 mlir::Operation* with_invariants(mlir::Operation* loop, mlir::ValueRange starts);

@@ -516,7 +516,7 @@ bool reads_earlier_loop(mlir::Operation* op) {
 }
 
 mlir::Operation* compute_residuals_again(mlir::Operation* backward, int64_t first, const std::set<int64_t>& except) {
-  if (!reads_earlier_loop(backward) || !may_change_carries(backward)) {
+  if (!reads_earlier_loop(backward) || has_annotated_results(backward)) {
     return nullptr;
   }
   llvm::SetVector<mlir::Operation*> earlier;

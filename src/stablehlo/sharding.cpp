@@ -201,6 +201,8 @@ bool is_annotation(mlir::Operation* op) {
   return kind(op) == OpKind::kSdyShardingConstraint || kind(op) == OpKind::kSdyReshard || is_sharding_call(op);
 }
 
+bool has_annotated_results(mlir::Operation* op) { return op->hasAttr("sdy.sharding") || op->hasAttr("mhlo.sharding"); }
+
 void Annotations::open(Module& module) {
   std::vector<mlir::Operation*> annotations;
   module.op()->walk<mlir::WalkOrder::PreOrder>([&](mlir::Operation* op) {

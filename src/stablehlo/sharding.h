@@ -44,6 +44,9 @@ bool is_full_to_shard_call(
 // sdy.sharding_constraint, sdy.reshard and @Sharding calls: the result equals the operand.
 bool is_annotation(mlir::Operation* op);
 
+// Whether attributes annotate an operation's results: they would have to change with the results.
+bool has_annotated_results(mlir::Operation* op);
+
 // Annotations may be between scores, exponentials and probabilities, where they prevent the evaluation of formulas.
 // They are removed from a module during the search for attention; afterwards, the annotations of values that still
 // exist are restored.

@@ -5,7 +5,6 @@
 #include <limits>
 #include <map>
 #include <optional>
-#include <set>
 #include <utility>
 
 #include "stablehlo/algebra/program.h"
@@ -61,14 +60,12 @@ std::vector<Draw> draws_for(std::optional<double> threshold, double scale) {
   return draws;
 }
 
-constexpr double kInfinite = 1e6;  // masked keys' numbers from here on count as infinity
-
 // Whether a select in the formula gives a finite number, as to masked keys.
 bool selects_number(const SymArena& arena, SymId formula) {
   return std::ranges::any_of(parts_of(arena, {formula}), [&](SymId id) {
     return arena.is_op(id, Op::k_select) && std::ranges::any_of(arena[id].args, [&](SymId arg) {
              return arena[arg].type == Type::kF32 && arena.is_constant(arg) &&
-                    std::abs(arena.f32_value(arg)) < kInfinite;
+                    std::abs(arena.f32_value(arg)) < kInfiniteNumber;
            });
   });
 }
@@ -573,7 +570,7 @@ GradientCheck::MaskedRow GradientCheck::masked_row(const std::vector<int64_t>& a
   for (size_t key = 0; key < static_cast<size_t>(sizes_[kKeyAtom]); ++key) {
     const double score = at_zero.value(softmax_.score, key);
     const double slope = at_one.value(softmax_.score, key) - score;
-    if (slope == 0 && std::abs(score) < kInfinite) {
+    if (slope == 0 && std::abs(score) < kInfiniteNumber) {
       row.numbers.insert(score);
     } else if (std::isfinite(slope) && slope != 0) {
       row.slope = slope;

@@ -609,7 +609,6 @@ bool rounds_within(const SymArena& arena, SymId formula, const std::vector<SymId
 }
 
 std::optional<double> largest_threshold(const SymArena& arena, const std::vector<SymId>& formulas) {
-  constexpr double kInfinite = 1e6;       // larger numbers are masks
   constexpr double kInfiniteClip = 1e10;  // beyond, doubles of the drawn scores are too coarse for their exponentials
   std::optional<double> largest;
   for (const SymId id : parts_of(arena, formulas)) {
@@ -621,7 +620,7 @@ std::optional<double> largest_threshold(const SymArena& arena, const std::vector
       continue;
     }
     largest = largest.value_or(0);
-    const double infinite = sym.op == Op::k_max || sym.op == Op::k_min ? kInfiniteClip : kInfinite;
+    const double infinite = sym.op == Op::k_max || sym.op == Op::k_min ? kInfiniteClip : kInfiniteNumber;
     for (const SymId arg : sym.args) {
       if (arena.is_constant(arg) && std::abs(arena.f32_value(arg)) < infinite) {
         largest = std::max<double>(*largest, std::abs(arena.f32_value(arg)));

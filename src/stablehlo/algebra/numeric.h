@@ -116,8 +116,11 @@ bool computes_within(SymArena& arena, SymId formula, const std::vector<SymId>& k
 // Whether `formula` rounds to 16 bits only values that `known` round. Numbers are compared without rounding.
 bool rounds_within(const SymArena& arena, SymId formula, const std::vector<SymId>& known);
 
+// Numbers from here on count as infinity: they are those of masks.
+inline constexpr double kInfiniteNumber = 1e6;
+
 // The largest number with which the formulas compare floats, or at which they clip them: nothing if they do neither, 0
-// if it is not a constant. Numbers from 1e6 on count as infinity and not as thresholds; the row maximum does not count.
+// if it is not a constant. Infinite numbers do not count as thresholds, nor does the row maximum.
 std::optional<double> largest_threshold(const SymArena& arena, const std::vector<SymId>& formulas);
 
 }  // namespace flashlift::stablehlo

@@ -14,6 +14,10 @@ mlir::RankedTensorType with_size(mlir::Value value, int64_t dim, int64_t size) {
 
 int64_t size_of(mlir::Value value, int64_t dim) { return shape(value)[static_cast<size_t>(dim)]; }
 
+bool have_equal_attributes(mlir::Operation* x, mlir::Operation* y) {
+  return x->getName() == y->getName() && x->getPropertiesAsAttribute() == y->getPropertiesAsAttribute();
+}
+
 mlir::Value Builder::like(mlir::Operation* op, mlir::ValueRange operands, mlir::Type type) {
   mlir::OperationState state(op->getLoc(), op->getName().getStringRef());
   state.addOperands(operands);

@@ -14,6 +14,9 @@ namespace flashlift::stablehlo {
 mlir::RankedTensorType with_size(mlir::Value value, int64_t dim, int64_t size);
 int64_t size_of(mlir::Value value, int64_t dim);
 
+// Whether operations have the same name and properties.
+bool have_equal_attributes(mlir::Operation* x, mlir::Operation* y);
+
 // Creates operations before another one, and records them.
 class Builder {
  public:

@@ -14,10 +14,6 @@
 namespace flashlift::stablehlo {
 namespace {
 
-bool have_equal_attributes(mlir::Operation* x, mlir::Operation* y) {
-  return x->getName() == y->getName() && x->getPropertiesAsAttribute() == y->getPropertiesAsAttribute();
-}
-
 // The type of both values, concatenated along `dim`.
 mlir::RankedTensorType joined_type(mlir::Value x, mlir::Value y, int64_t dim) {
   return with_size(x, dim, size_of(x, dim) + size_of(y, dim));

@@ -50,8 +50,7 @@ std::optional<Part> part_of(mlir::Value value, Reducer reducer) {
 
 bool are_alike(mlir::Operation* x, mlir::Operation* y) {
   return (x == nullptr) == (y == nullptr) &&
-         (x == nullptr || (x->getName() == y->getName() && x->getResultTypes() == y->getResultTypes() &&
-                           x->getPropertiesAsAttribute() == y->getPropertiesAsAttribute()));
+         (x == nullptr || (have_equal_attributes(x, y) && x->getResultTypes() == y->getResultTypes()));
 }
 
 // The reductions of which the operation and those before it are the sum or the maximum.
