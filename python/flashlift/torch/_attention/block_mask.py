@@ -22,8 +22,9 @@ from flashlift.torch._attention import checks
 from flashlift.torch._internals import sliced_mask_mod_error
 from flashlift.torch._mods import Leaves, traced
 from flashlift.torch._program import Bounds
+from flashlift.torch._run.contents import content_of, has_content
 from flashlift.torch._run.kernels import block_kinds
-from flashlift.torch._run.modes import are_readable, content_of, has_content, makes_graph, outside_of_modes
+from flashlift.torch._run.modes import are_readable, makes_graph, outside_of_modes
 from flashlift.torch._trace import Trace
 
 _NO_BLOCKS = 1 << 30  # PyTorch's block size for "no mask at all"
