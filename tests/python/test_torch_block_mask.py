@@ -121,14 +121,18 @@ def test_full_blocks_are_not_asked():
     assert torch.equal(flex_attention(q, k, v, block_mask=nothing), torch.zeros_like(q))
 
 
-def test_what_changes_between_calls():
-    q, k, v = tensors(torch.float32, (1, 2, 2, 128, 128, 16, 16))
+def mask_of_documents():
     documents = torch.arange(128) // 40
 
     def mask_mod(b, h, i, j):
         return documents[i] == documents[j]
 
-    mask = create_block_mask(mask_mod, 1, 1, 128, 128, device="cpu", BLOCK_SIZE=32)
+    return documents, mask_mod, create_block_mask(mask_mod, 1, 1, 128, 128, device="cpu", BLOCK_SIZE=32)
+
+
+def test_what_changes_between_calls():
+    q, k, v = tensors(torch.float32, (1, 2, 2, 128, 128, 16, 16))
+    documents, mask_mod, mask = mask_of_documents()
     assert_right(q, k, v, mask, mask_mod)
     documents[:] = 0  # the lists are those of before, as they are in PyTorch
     assert_right(q, k, v, mask, mask_mod)
@@ -152,12 +156,7 @@ def test_what_changes_between_calls():
 
 def test_changes_that_pytorch_does_not_count():
     q, k, v = tensors(torch.float32, (1, 2, 2, 128, 128, 16, 16))
-    documents = torch.arange(128) // 40
-
-    def mask_mod(b, h, i, j):
-        return documents[i] == documents[j]
-
-    mask = create_block_mask(mask_mod, 1, 1, 128, 128, device="cpu", BLOCK_SIZE=32)
+    documents, mask_mod, mask = mask_of_documents()
     assert_right(q, k, v, mask, mask_mod)
     documents.numpy()[:] = 0  # the lists are those of before, as they are in PyTorch
     assert_right(q, k, v, mask, mask_mod)

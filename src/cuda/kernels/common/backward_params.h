@@ -112,7 +112,7 @@ struct BackwardParams {
   int vector_d_v;
   int kv_tiles;       // of the kernel that works on keys
   int ring_tiles;     // key tiles of a ring (sm90/key_rings.cuh)
-  int ring_distance;  // of tiles of 128 queries: as kRingDistance (key_ring.h)
+  int ring_distance;  // of tiles of 128 queries: KeyRing::distance (key_ring.h)
   int stores_final;   // may the fused kernel store parts of d_q that are final
   // Of Hopper's fused kernels: how many of all key-value heads, from the first one on, are mirrored
   // (sm90/backward_fused.cu).

@@ -20,7 +20,7 @@ struct KeyRing {
   int first;  // key tile of the ring
   int size;
   int place;     // of the key tile
-  int distance;  // as kRingDistance
+  int distance;  // query tiles between the starts of two key tiles
 
   // The step at which the key tile begins. Before it continues at step 0, it waits for no later key tile.
   FL_RING_FUNCTION int start() const { return (size - 1 - place) * distance; }
