@@ -34,8 +34,12 @@ def attention(mask):
     return lambda q, k, v, *more: weigh(jax.nn.softmax(mask(products(q, k) / 4, *more), -1), v)
 
 
-def fused(function, *arguments, gradients=False, tolerance=2e-5):
-    """Compares with XLA; returns the report's candidates, and the module's problems as one text."""
+def fused(function, *arguments, gradients=False, tolerance=2e-5, whole=True):
+    """Compares with XLA; returns the report's candidates, and the module's problems as one text.
+
+    XLA may compute a score twice and round it differently, and then finds no score that equals its row's maximum. Such
+    functions are compared with XLA's results for one operation after the other: whole=False.
+    """
     if gradients:
         forward = function
 
@@ -52,7 +56,7 @@ def fused(function, *arguments, gradients=False, tolerance=2e-5):
             return out, pullback(jnp.cos(jnp.arange(out.size, dtype=jnp.float32)).reshape(out.shape).astype(out.dtype))
 
     mine = flashlift.jax.fuse(function)
-    got, want = jax.tree.leaves(mine(*arguments)), jax.tree.leaves(jax.jit(function)(*arguments))
+    got, want = jax.tree.leaves(mine(*arguments)), jax.tree.leaves((jax.jit(function) if whole else function)(*arguments))
     for one, other in zip(got, want, strict=True):
         one, other = np.asarray(one, np.float64), np.asarray(other, np.float64)
         np.testing.assert_allclose(
