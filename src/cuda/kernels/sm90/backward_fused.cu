@@ -52,7 +52,7 @@ struct FusedConsumer : Consumer {
   // the registers while d_k is summed. (Products in a branch make ptxas serialise all of them: the first part is of
   // nothing.)
   __device__ __forceinline__ void sweep(const BackwardParams& backward, const RowTiles& tiles) {
-    take(keys_at(params, backward, load_shared_once(shared.key_tile)));
+    take(keys_of_block(shared));
 #pragma unroll
     for (int i = 0; i < kFirstSums; ++i) {
       first[i] = 0.0f;
@@ -149,7 +149,7 @@ struct FusedConsumer : Consumer {
     float part[kPartSums];
     issue_part(part, true);
     // (Which keys they are is found again, not kept: registers are short.)
-    KeyTile keys = keys_at(params, backward, load_shared_once(shared.key_tile));
+    KeyTile keys = keys_of_block(shared);
     if (FL_RINGS && leaves) {
       keys.first = params.kv_len;  // no row is stored
     }
@@ -449,10 +449,7 @@ __device__ __forceinline__ void produce(const ForwardParams& params, const Backw
       barrier_wait(shared.v_empty + 8 * last.v_stage(), last.v_phase());
       producer.load_values(keys.first, first.v_stage());
       wait_for_rows();
-      if (producer.leads()) {
-        store_shared(shared.key_tile, static_cast<int>(taken / 2));
-      }
-      producer.load_keys(keys.first);
+      producer.load_keys(static_cast<int>(taken / 2), keys.first);
     };
     const int first_head = keys.kv_head * params.group;
     const BlockRows rows{keys.b, first_head, first_head + params.group - 1, keys.first, keys.last, keys.mirrored};
@@ -517,7 +514,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
 #pragma unroll 1
     for (u32 turn = 0;; ++turn) {
       barrier_wait(shared.rows_full, turn % 2);
-      if (load_shared_once(shared.key_tile) == kNoKeys) {
+      if (!has_keys(shared)) {
         break;
       }
       consumer.sweep(backward, tiles);

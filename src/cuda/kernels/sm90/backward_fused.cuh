@@ -13,6 +13,19 @@ __device__ __forceinline__ KeyTile fused_key_tile(const ForwardParams& params, c
   return key_tile<FL_BLOCK_M>(params, backward, index, backward.mirrored_heads);
 }
 
+// The block's key tile, if there is one, as the producer has told of it. (Its number among the head's, and what only the
+// producer asks for, are left out.)
+__device__ __forceinline__ bool has_keys(const SharedLayout& shared) {
+  return load_shared_once(shared.key_tile + 4 * kKeyNumber) != kNoKeys;
+}
+__device__ __forceinline__ KeyTile keys_of_block(const SharedLayout& shared) {
+  KeyTile keys{};
+  keys.b = load_shared_once(shared.key_tile + 4 * kKeyBatch);
+  keys.kv_head = load_shared_once(shared.key_tile + 4 * kKeyHead);
+  keys.first = load_shared_once(shared.key_tile + 4 * kKeyFirst);
+  return keys;
+}
+
 __device__ __forceinline__ bool has_nonfinite_half(u32 pair) {
   constexpr u32 kExponent = FL_BF16 ? 0x7f80 : 0x7c00;
   return (pair & kExponent) == kExponent || (pair >> 16 & kExponent) == kExponent;
@@ -25,7 +38,7 @@ __device__ __forceinline__ void look_for_nonfinite_keys(const SharedLayout& shar
 #pragma unroll 1
   for (u32 turn = 0;; ++turn) {
     barrier_wait(shared.rows_full, turn % 2);
-    if (load_shared_once(shared.key_tile) == kNoKeys) {
+    if (!has_keys(shared)) {
       break;
     }
 #pragma unroll 1

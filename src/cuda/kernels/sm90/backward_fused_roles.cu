@@ -127,10 +127,7 @@ __device__ __forceinline__ void produce(const ForwardParams& params, const Backw
           barrier_wait(shared.v_empty + 8 * last.v_stage(), last.v_phase());
           producer.load_values(first_key, first.v_stage());
           wait_for_rows();
-          if (producer.leads()) {
-            store_shared(shared.key_tile, index);
-          }
-          producer.load_keys(first_key);
+          producer.load_keys(index, first_key);
           producer.load_other_keys(keys.first + 64 * static_cast<int>(rank ^ 1),
                                    static_cast<int>(rank) * kBlockColumns);
         });
@@ -139,16 +136,14 @@ __device__ __forceinline__ void produce(const ForwardParams& params, const Backw
 
 // Calls use(keys) for each key tile, when its keys are there.
 template <typename Use>
-__device__ __forceinline__ void for_each_tile(const ForwardParams& params, const BackwardParams& backward,
-                                              const SharedLayout& shared, const Use& use) {
+__device__ __forceinline__ void for_each_tile(const SharedLayout& shared, const Use& use) {
 #pragma unroll 1
   for (u32 turn = 0;; ++turn) {
     barrier_wait(shared.rows_full, turn % 2);
-    const int index = load_shared_once(shared.key_tile);
-    if (index == kNoKeys) {
+    if (!has_keys(shared)) {
       break;
     }
-    use(fused_key_tile(params, backward, index));
+    use(keys_of_block(shared));
   }
 }
 
@@ -185,16 +180,16 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kThreads,
   } else if (warpgroup == 1) {
     registers_increase<FL_CONSUMER_REGISTERS>();
     RoleConsumer consumer{{params, shared, 0, 0, 0}, {}, rank ^ 1};
-    for_each_tile(params, backward, shared, [&](const KeyTile& keys) {
-      consumer.begin_tile(keys);
+    for_each_tile(shared, [&](const KeyTile& keys) {
+      consumer.begin_tile(keys.b, keys.first);
       consumer.sum_values();
       store_d_v(consumer, params, backward, tiles, keys);
     });
   } else if (warpgroup == 2) {
     registers_increase<FL_CONSUMER_REGISTERS>();
     RoleConsumer consumer{{params, shared, 0, 0, 0}, {}, rank ^ 1};
-    for_each_tile(params, backward, shared, [&](const KeyTile& keys) {
-      consumer.begin_tile(keys);
+    for_each_tile(shared, [&](const KeyTile& keys) {
+      consumer.begin_tile(keys.b, keys.first);
       release(shared.rows_empty);  // its number has been read
       consumer.sum_keys();
       store_d_k(consumer, params, backward, keys);
@@ -203,7 +198,7 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kThreads,
     registers_decrease<kPartRegisters>();
     PartConsumer consumer{shared, rank};
     consumer.start();
-    for_each_tile(params, backward, shared, [&](const KeyTile&) { consumer.sweep(); });
+    for_each_tile(shared, [&](const KeyTile&) { consumer.sweep(); });
     consumer.end();
   }
   cluster_sync();  // the other block may still arrive here, and send its d_s

@@ -58,7 +58,7 @@ __device__ __forceinline__ void for_each_tile(RoleConsumer& consumer, const Forw
       break;
     }
     const KeyTile keys = key_tile<FL_BLOCK_M>(params, backward, index);
-    consumer.begin_tile(keys);
+    consumer.begin_tile(keys.b, keys.first + 64 * static_cast<int>(consumer.other ^ 1));
     use(keys);
   }
 }

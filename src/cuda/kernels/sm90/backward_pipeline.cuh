@@ -106,6 +106,9 @@ constexpr bool kStoresFinal =
     FL_FUSED && !FL_ROLES && FL_ORDERED && !kPartsOfQueries && FL_HEAD_DIM % 8 == 0 &&
     !(FL_HAS_MASK_MOD && FL_MASK_SEARCHES);
 constexpr int kNoKeys = -1;  // instead of a key tile's number: no work is left
+// What the producer tells the consumers of the block's key tile, since to find it takes divisions: its number or kNoKeys,
+// and what KeyTile has of the same names.
+enum KeyField { kKeyNumber, kKeyBatch, kKeyHead, kKeyFirst, kKeyFieldCount };
 // What the producer knows: the block's key tile, as KeyRing and RingTile have it; how many key tiles the block has had; and
 // of how many of them each thread that adds parts has added all parts.
 enum RingWord { kRingFirst, kRingSize, kRingPlace, kRingEnd, kKeyTiles, kAddedKeyTiles, kRingWords = kAddedKeyTiles + 2 };
@@ -138,7 +141,7 @@ struct SharedLayout {
   u32 gradients, gradients_full, gradients_empty;
   u32 parts, parts_full, parts_empty;
   u32 visits;    // kVisitFieldCount ints each
-  u32 key_tile;  // an int: the number of the block's key tile, or kNoKeys
+  u32 key_tile;  // kKeyFieldCount ints
   u32 ring;      // RingWord ints
   u32 row_tiles;  // of other kernels, an int for each of two turns: the number of the block's tile of rows, or kNoRows
   u32 diagonals;  // of each consumer
@@ -181,7 +184,7 @@ __device__ __forceinline__ SharedLayout shared_layout(u32 base) {
   layout.cluster_turns = layout.cluster_turns_full + 8 * kClusterTurns;
   layout.visits = layout.cluster_turns + 4 * kClusterTurns;
   layout.key_tile = layout.visits + 4 * kVisitFieldCount * kVisitStages;
-  layout.ring = layout.key_tile + 4;
+  layout.ring = layout.key_tile + 4 * kKeyFieldCount;
   layout.row_tiles = layout.ring + 4 * kRingWords;
   layout.fields = layout.row_tiles + 8;
   return layout;
@@ -192,7 +195,7 @@ constexpr u32 kSharedBytes = kRowWarpgroups * kRowQkBytes + kBlockVBytes + kOthe
                              kExchangeStages * (kExchangeBytes + 16) + kClusterTurns * 12 +
                              kQkStages * (kColumnQkBytes + kStatisticsBytes + 16 + 4 * kFieldCount) +
                              kVStages * (kColumnVBytes + 16) + 24 + kGradientStages * (kGradientBytes + 16) +
-                             kPartStages * (kPartBytes + 16) + 4 * kVisitFieldCount * kVisitStages + 20 + 4 * kRingWords +
+                             kPartStages * (kPartBytes + 16) + 4 * kVisitFieldCount * kVisitStages + 16 + 4 * kKeyFieldCount + 4 * kRingWords +
                              kConsumers * kDiagonalBytes + FL_TABLES * FL_TABLE_BYTES + kRowStatisticsBytes;
 static_assert(kSharedBytes <= FL_SHARED_BYTES, "the host reserves less shared memory than the kernel uses");
 

@@ -223,8 +223,12 @@ struct Producer {
 
 #if FL_FUSED
   // The block's own keys, and their values, which count towards the first tile's d_out. No other block reads them.
-  __device__ __forceinline__ void load_keys(int first) const {
+  __device__ __forceinline__ void load_keys(int number, int first) const {
     if (leads()) {
+      store_shared(shared.key_tile + 4 * kKeyNumber, number);
+      store_shared(shared.key_tile + 4 * kKeyBatch, b);
+      store_shared(shared.key_tile + 4 * kKeyHead, kv_head);
+      store_shared(shared.key_tile + 4 * kKeyFirst, first);
       barrier_arrive_expect(shared.rows_full, kRowWarpgroups * kRowQkBytes + kOtherKeysBytes);
       load_row_boxes<kRowQkBoxes>(shared.rows_qk, params.k_map, shared.rows_full, first, kv_head, evict_first_policy());
     }
@@ -412,7 +416,7 @@ struct Producer {
   __device__ __forceinline__ void end() const {
     if (leads()) {
       store_shared(shared.visits + 4 * kVisitFieldCount * (visit % kVisitStages) + 4 * kVisitKeys, kNoKeys);
-      store_shared(shared.key_tile, kNoKeys);
+      store_shared(shared.key_tile + 4 * kKeyNumber, kNoKeys);
       barrier_arrive(shared.rows_full);
     }
   }

@@ -16,9 +16,10 @@ struct RoleConsumer : Consumer {
   const u32 other;  // block of the cluster
   u32 round = 0;    // how many column tiles there were, in the fused kernel
 
-  __device__ __forceinline__ void begin_tile(const KeyTile& keys) {
-    b = keys.b;
-    first_row = keys.first + 64 * static_cast<int>(other ^ 1);
+  // first: of the block's keys.
+  __device__ __forceinline__ void begin_tile(int batch, int first) {
+    b = batch;
+    first_row = first;
   }
 
   // One arrival a warp, at both blocks' barriers if they load for each other.
