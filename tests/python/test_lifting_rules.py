@@ -56,10 +56,8 @@ def fused(function, *arguments, gradients=False, tolerance=2e-5, whole=True):
             return out, pullback(jnp.cos(jnp.arange(out.size, dtype=jnp.float32)).reshape(out.shape).astype(out.dtype))
 
     mine = flashlift.jax.fuse(function)
-    got, want = (
-        jax.tree.leaves(mine(*arguments)),
-        jax.tree.leaves((jax.jit(function) if whole else function)(*arguments)),
-    )
+    theirs = jax.jit(function) if whole else function
+    got, want = jax.tree.leaves(mine(*arguments)), jax.tree.leaves(theirs(*arguments))
     for one, other in zip(got, want, strict=True):
         one, other = np.asarray(one, np.float64), np.asarray(other, np.float64)
         np.testing.assert_allclose(

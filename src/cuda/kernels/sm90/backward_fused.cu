@@ -148,7 +148,7 @@ struct FusedConsumer : Consumer {
   __device__ __forceinline__ void finish(const BackwardParams& backward, const RowTiles& tiles, bool leaves) {
     float part[kPartSums];
     issue_part(part, true);
-    // (Which keys they are is found again, not kept: registers are short.)
+    // (Which keys they are is read again, not kept: registers are short.)
     KeyTile keys = keys_of_block(shared);
     if (FL_RINGS && leaves) {
       keys.first = params.kv_len;  // no row is stored

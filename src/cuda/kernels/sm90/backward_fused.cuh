@@ -13,8 +13,8 @@ __device__ __forceinline__ KeyTile fused_key_tile(const ForwardParams& params, c
   return key_tile<FL_BLOCK_M>(params, backward, index, backward.mirrored_heads);
 }
 
-// The block's key tile, if there is one, as the producer has told of it. (Its number among the head's, and what only the
-// producer asks for, are left out.)
+// The block's key tile, if there is one, as the producer has told of it. KeyTile's `index`, `last` and `mirrored`, for which
+// only the producer asks, are not set; `first` is the block's own, also by roles, where two blocks share a key tile.
 __device__ __forceinline__ bool has_keys(const SharedLayout& shared) {
   return load_shared_once(shared.key_tile + 4 * kKeyNumber) != kNoKeys;
 }

@@ -106,8 +106,8 @@ constexpr bool kStoresFinal =
     FL_FUSED && !FL_ROLES && FL_ORDERED && !kPartsOfQueries && FL_HEAD_DIM % 8 == 0 &&
     !(FL_HAS_MASK_MOD && FL_MASK_SEARCHES);
 constexpr int kNoKeys = -1;  // instead of a key tile's number: no work is left
-// What the producer tells the consumers of the block's key tile, since to find it takes divisions: its number or kNoKeys,
-// and what KeyTile has of the same names.
+// What the producer tells the consumers of the block's key tile, since they would need divisions to find it: its number or
+// kNoKeys, its batch, its key-value head, and the block's first key.
 enum KeyField { kKeyNumber, kKeyBatch, kKeyHead, kKeyFirst, kKeyFieldCount };
 // What the producer knows: the block's key tile, as KeyRing and RingTile have it; how many key tiles the block has had; and
 // of how many of them each thread that adds parts has added all parts.
@@ -195,8 +195,9 @@ constexpr u32 kSharedBytes = kRowWarpgroups * kRowQkBytes + kBlockVBytes + kOthe
                              kExchangeStages * (kExchangeBytes + 16) + kClusterTurns * 12 +
                              kQkStages * (kColumnQkBytes + kStatisticsBytes + 16 + 4 * kFieldCount) +
                              kVStages * (kColumnVBytes + 16) + 24 + kGradientStages * (kGradientBytes + 16) +
-                             kPartStages * (kPartBytes + 16) + 4 * kVisitFieldCount * kVisitStages + 16 + 4 * kKeyFieldCount + 4 * kRingWords +
-                             kConsumers * kDiagonalBytes + FL_TABLES * FL_TABLE_BYTES + kRowStatisticsBytes;
+                             kPartStages * (kPartBytes + 16) + 4 * kVisitFieldCount * kVisitStages + 16 +
+                             4 * kKeyFieldCount + 4 * kRingWords + kConsumers * kDiagonalBytes +
+                             FL_TABLES * FL_TABLE_BYTES + kRowStatisticsBytes;
 static_assert(kSharedBytes <= FL_SHARED_BYTES, "the host reserves less shared memory than the kernel uses");
 
 // Position in a ring of stages: the stage and, above it, the phase. One register.

@@ -16,7 +16,7 @@ struct RoleConsumer : Consumer {
   const u32 other;  // block of the cluster
   u32 round = 0;    // how many column tiles there were, in the fused kernel
 
-  // first: of the block's keys.
+  // first: the block's first key.
   __device__ __forceinline__ void begin_tile(int batch, int first) {
     b = batch;
     first_row = first;
