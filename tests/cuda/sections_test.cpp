@@ -98,9 +98,18 @@ TEST(AlternatingHeads, HaveSumsThatFitTheCache) {
            Row{128, 1, 1024, true, false, 24},
            Row{128, 1, 1024, false, false, 16},
            Row{128, 1, 0, true, false, 198},
+           // More of short ones with tiles of 128 queries, if the cache holds three times their sums.
+           Row{64, 1, 1024, false, false, 32},
+           Row{64, 1, 2048, true, false, 32},
+           Row{64, 1, 4096, false, false, 16},
+           Row{64, 1, 256, true, false, 99},
+           Row{64, 1, 1024, false, true, 16},
+           Row{64, 4, 1024, false, false, 16},
+           Row{96, 1, 1024, false, false, 16},
        }) {
     Sm90BackwardKernel kernel = of_columns(row.columns);
     kernel.config.q_tile = 128;
+    kernel.config.kv_tile = row.columns <= 64 ? 128 : 64;
     kernel.config.has_mask_mod = row.masks;
     kernel.heads_take_turns = !row.slides;
     EXPECT_EQ(alternating_heads(kernel, row.group, row.length, row.length, h100), row.expected)

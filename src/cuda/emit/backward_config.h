@@ -39,6 +39,7 @@ struct Sm80Backward {
 struct Sm90BackwardKernel {
   ForwardConfig config;  // q_tile rows for a block, kv_tile columns at a time, `stages` of q or k
   int v_stages = 0;      // stages of v or d_out
+  int key_stages = 1;    // if fused: stages of a block's own keys
   bool rows_are_keys = false;
   bool sums_first = false;    // sums p * d_out, or p * k
   bool sums_second = false;   // sums d_s * q, or d_s * k

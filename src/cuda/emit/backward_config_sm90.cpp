@@ -13,6 +13,7 @@ namespace {
 constexpr int kHopper = 90;
 
 constexpr int64_t kSm90Bookkeeping = 640;       // barriers and the like
+constexpr int64_t kKeyStageBookkeeping = 32;    // of one more stage of keys
 constexpr int64_t kSm90RolesBookkeeping = 128;  // in addition
 
 // Of a part of d_q: 64 queries.
@@ -42,12 +43,14 @@ int64_t sm90_shared_bytes(const Sm90BackwardKernel& kernel) {
   const bool of_rows = !kernel.rows_are_keys && !kernel.captures;
   const int64_t row_statistics = of_rows ? config.q_tile * kStatisticBytes : 0;
   const int64_t column_statistics = of_rows ? 0 : kStatisticBytes;
+  const bool statistics_with_v = kernel.fused && !kernel.roles;
+  const int statistics_stages = statistics_with_v ? kernel.v_stages : config.stages;
   const int64_t rows = kernel.roles ? config.q_tile / 2 : config.q_tile;
   const int64_t exchange = kernel.roles ? (kernel.fused ? 1 : 2) * 2 * 64 * config.kv_tile : 0;
-  return rows * (own_qk_row + (reads_v ? own_v_row : 0)) + exchange +
-         config.kv_tile * (config.stages * (qk_row + column_statistics) + kernel.v_stages * v_row) + fused +
-         row_statistics + (kernel.diagonals ? diagonal_bytes(config) : 0) + kernel.tables * kernel.table_bytes +
-         kSm90Bookkeeping;
+  return rows * (kernel.key_stages * own_qk_row + (reads_v ? own_v_row : 0)) + exchange +
+         config.kv_tile * (config.stages * qk_row + kernel.v_stages * v_row + statistics_stages * column_statistics) +
+         fused + row_statistics + (kernel.diagonals ? diagonal_bytes(config) : 0) + kernel.tables * kernel.table_bytes +
+         kSm90Bookkeeping + (kernel.key_stages - 1) * kKeyStageBookkeeping;
 }
 
 // How the two warpgroups of the fused kernel share d_q: halves of 128 queries, or of the columns. K's boxes are narrow
@@ -67,8 +70,8 @@ void choose_parts(Sm90BackwardKernel& kernel) {
   }
 }
 
-// Chooses as many stages as fit. Those of q and k are in use for longer, and are added first.
-void choose_sm90_stages(Sm90BackwardKernel& kernel) {
+// Chooses as many stages of columns as fit. Those of q and k are in use for longer, and are added first.
+void choose_column_stages(Sm90BackwardKernel& kernel) {
   constexpr int kMostStages = 5;
   kernel.config.stages = 1;
   kernel.v_stages = 1;
@@ -89,6 +92,23 @@ void choose_sm90_stages(Sm90BackwardKernel& kernel) {
   }
   if (kernel.planes) {
     kernel.v_stages = kernel.config.stages;
+  }
+}
+
+// The fused kernel has two stages of a block's own keys, if they leave room for the columns: heads of up to 96 columns
+// gain, but with 128 columns, two stages of q instead of three cost more (docs/lessons/cuda_backward.md).
+void choose_sm90_stages(Sm90BackwardKernel& kernel) {
+  constexpr int kLeastStages = 3;
+  constexpr int kLeastVStages = 2;
+  if (kernel.fused && !kernel.roles) {
+    kernel.key_stages = 2;
+    choose_column_stages(kernel);
+    if (kernel.config.stages < kLeastStages || kernel.v_stages < kLeastVStages) {
+      kernel.key_stages = 1;
+    }
+  }
+  if (kernel.key_stages == 1) {
+    choose_column_stages(kernel);
   }
   kernel.config.shared_bytes = sm90_shared_bytes(kernel);
 }

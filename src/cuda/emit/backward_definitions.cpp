@@ -59,6 +59,7 @@ std::vector<std::string> key_definitions(const Sm80Backward& config) {
 std::vector<std::string> definitions(const Sm90BackwardKernel& kernel) {
   std::vector<std::string> list = definitions(kernel.config);
   list.push_back(fmt::format("-DFL_V_STAGES={}", kernel.v_stages));
+  list.push_back(fmt::format("-DFL_KEY_STAGES={}", kernel.key_stages));
   list.push_back(fmt::format("-DFL_ROWS_ARE_KEYS={:d}", kernel.rows_are_keys));
   list.push_back(fmt::format("-DFL_SUMS_FIRST={:d}", kernel.sums_first));
   list.push_back(fmt::format("-DFL_SUMS_SECOND={:d}", kernel.sums_second));

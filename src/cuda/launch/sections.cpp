@@ -142,6 +142,11 @@ int alternating_heads(const Sm90BackwardKernel& kernel, int group, int q_len, in
     if (kernel.heads_take_turns) {
       heads = std::min(heads, heads_that_fit(kernel, q_len, device.l2_bytes));
     }
+    if (kernel.heads_take_turns && !take_turns && kernel.config.kv_tile > 64) {
+      constexpr int64_t kMostShort = 32;
+      constexpr int64_t kSizes = 3;  // of sums: as in choose_key_order()
+      heads = std::max(heads, std::min(kMostShort, heads_that_fit(kernel, q_len, device.l2_bytes / kSizes)));
+    }
     heads = std::max(heads, least);
     if (take_turns || !kernel.config.has_mask_mod) {
       return static_cast<int>(heads);

@@ -45,10 +45,11 @@ int alternating_heads(const Sm80FusedKernel& kernel, int q_len);
 // blocks of one head wait for each other, but the L2 cache should hold the d_q that they add to: where it does not,
 // fewer heads draw less power, which a GPU that its power limits turns into speed. (Of a window, few rows of d_q are in
 // use at a time. Query heads that take turns are at the same rows, so that one of them counts.) Under a mask, short
-// heads should have more key tiles than there are blocks, so that those of one head do not all begin together. Where
-// blocks do not wait, few heads are best, but under a mask more of short ones, whose tiles then differ less in length.
-// By roles, where two blocks share a key tile and no rings are formed, those are best whose key tiles run all at once.
-// (Measured on an H100 and an H200: docs/lessons.)
+// heads should have more key tiles than there are blocks, so that those of one head do not all begin together; with
+// tiles of 128 queries, of which short heads have few, that holds without a mask, too. Where blocks do not wait, few
+// heads are best, but under a mask more of short ones, whose tiles then differ less in length. By roles, where two
+// blocks share a key tile and no rings are formed, those are best whose key tiles run all at once. (Measured on an H100
+// and an H200: docs/lessons.)
 int alternating_heads(const Sm90BackwardKernel& kernel, int group, int q_len, int kv_len, const Device& device);
 
 // The order in which blocks of that kernel process key tiles, if there are no rings.

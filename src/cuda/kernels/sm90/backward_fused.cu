@@ -7,10 +7,10 @@
 // a part last. (Without FL_ORDERED, in any order after the first one.)
 //
 // There is one block per multiprocessor, which processes several key tiles in sequence (RowTiles::next_block). While
-// the consumers write the gradients of a key tile, the keys, values and first queries of the next one are loaded. A key
-// tile waits only for tiles of lower numbers, which blocks took before it, and iterates from the last queries to the
-// first. Under a causal mask, the first keys, which most queries see, take the most time and come first, and blocks
-// that start together process the same queries one after the other.
+// the consumers write the gradients of a key tile, the keys, values and first queries of the next one are loaded; keys
+// earlier, if they have two stages. A key tile waits only for tiles of lower numbers, which blocks took before it, and
+// iterates from the last queries to the first. Under a causal mask, the first keys, which most queries see, take the most
+// time and come first, and blocks that start together process the same queries one after the other.
 //
 // Those that start together wait for each other at every tile. Where each key tile begins with later queries than the one
 // before, most heads are therefore mirrored (BackwardParams::mirrored_heads): late keys come first, and a key tile iterates
@@ -46,13 +46,14 @@ constexpr bool kMasksUnderProducts = FL_MASK_LOADS && kScores > 32;
 // d_k before d_p begins.
 struct FusedConsumer : Consumer {
   u32 round = 0;  // how many column tiles there were
+  u32 key_stage = 0;  // where the block's own keys are
   float d_p[kScores];
 
   // All column tiles. The part of d_q is a tile late, so that it does not wait for the other warpgroup's d_s; it leaves
   // the registers while d_k is summed. (Products in a branch make ptxas serialise all of them: the first part is of
   // nothing.)
   __device__ __forceinline__ void sweep(const BackwardParams& backward, const RowTiles& tiles) {
-    take(keys_of_block(shared));
+    take(keys_of_block(shared, key_stage));
 #pragma unroll
     for (int i = 0; i < kFirstSums; ++i) {
       first[i] = 0.0f;
@@ -61,7 +62,7 @@ struct FusedConsumer : Consumer {
     for (int i = 0; i < kSecondSums; ++i) {
       second[i] = 0.0f;
     }
-    u64 rows_qk = row_descriptor(shared.rows_qk + warpgroup * kRowQkBytes);
+    u64 rows_qk = row_descriptor(shared.rows_qk + key_stage * kRowsQkBytes + warpgroup * kRowQkBytes);
     pin(rows_qk);
     int flags;
 #pragma unroll 1
@@ -70,7 +71,7 @@ struct FusedConsumer : Consumer {
       const u32 qk = shared.columns_qk + stage * kColumnQkBytes;
       const u32 v = shared.columns_v + rings.v_stage() * kColumnVBytes;
       const u32 fields = shared.fields + 4 * kFieldCount * stage;
-      const u32 statistics = shared.statistics + stage * kStatisticsBytes;
+      const u32 statistics = shared.statistics + rings.v_stage() * kStatisticsBytes;
       barrier_wait(shared.qk_full + 8 * stage, rings.qk.phase());
       wait_for_turn();
       wgmma_fence();
@@ -85,7 +86,7 @@ struct FusedConsumer : Consumer {
       finish_d_k((flags & kFirst) == 0, stage);
       barrier_wait(shared.v_full + 8 * rings.v_stage(), rings.v_phase());
       // (Of as many columns as rows_qk, these lie at a distance that is known: no registers.)
-      const u64 rows_v = kRowVBytes == kRowQkBytes ? rows_qk + kConsumers * kRowQkBytes / 16
+      const u64 rows_v = kKeyStages == 1 && kRowVBytes == kRowQkBytes ? rows_qk + kConsumers * kRowQkBytes / 16
                                                    : row_descriptor(shared.rows_v + warpgroup * kRowVBytes);
       wgmma_fence();
       issue_scores<FL_V_DIM>(d_p, rows_v, descriptor_k_major(v));
@@ -121,7 +122,7 @@ struct FusedConsumer : Consumer {
       pin(first);
       pin(p);
       pin(part);
-      release(shared.v_empty + 8 * rings.v_stage());
+      barrier_arrive(shared.v_empty + 8 * rings.v_stage());  // each lane: see kQkReaders
       if ((flags & kFirst) == 0) {
         give_part(backward, tiles, part);
       }
@@ -143,25 +144,25 @@ struct FusedConsumer : Consumer {
     first_row = keys.first;
   }
 
-  // Behind the last tile: its part of d_q, and the gradients of the block's keys. Those of values are complete, and are
-  // stored under the last two products; those of keys while the part before is still being added up.
+  // Behind the last tile: its part of d_q, and the gradients of the block's keys, which are stored while the part before is
+  // still being added up.
   __device__ __forceinline__ void finish(const BackwardParams& backward, const RowTiles& tiles, bool leaves) {
     float part[kPartSums];
     issue_part(part, true);
     // (Which keys they are is read again, not kept: registers are short.)
-    KeyTile keys = keys_of_block(shared);
+    KeyTile keys = keys_of_block(shared, key_stage);
     if (FL_RINGS && leaves) {
       keys.first = params.kv_len;  // no row is stored
     }
     take(keys);
+    wgmma_wait<0>();
+    finish_d_k(true, rings.qk.stage());
+    pin(part);
+    release(shared.rows_empty + 8 * key_stage);
     // (To spread the gradients of empty rows takes registers that the part has.)
     if (!FL_EMPTY_UNIFORM) {
       store_d_v(*this, params, backward, tiles, keys);
     }
-    wgmma_wait<0>();
-    finish_d_k(true, rings.qk.stage());
-    pin(part);
-    release(shared.rows_empty);
     store_d_k(*this, params, backward, keys);
     give_part(backward, tiles, part);
     if (FL_EMPTY_UNIFORM) {
@@ -299,8 +300,8 @@ struct FusedConsumer : Consumer {
                                                                      : kPartColumns / kRowBoxColumns * kRowBoxBytes);
     const u32 queries = kPartsOfQueries ? warpgroup * kGradientBoxBytes : 0;
     const u64 d_s = descriptor_n_major(shared.gradients + stage * kGradientBytes + queries, 0);
-    const u64 keys = kRowBoxColumns == 64 ? descriptor_n_major(shared.rows_qk + columns, 0)
-                                          : descriptor_narrow(shared.rows_qk + columns, kRowBoxBytes);
+    const u32 rows = shared.rows_qk + key_stage * kRowsQkBytes + columns;
+    const u64 keys = kRowBoxColumns == 64 ? descriptor_n_major(rows, 0) : descriptor_narrow(rows, kRowBoxBytes);
     fence_async();
     wgmma_fence();
     wgmma_dq<kRowQkBytes / 16>(part, d_s, keys);
@@ -420,8 +421,8 @@ template <bool kInRings>
 __device__ __forceinline__ void produce(const ForwardParams& params, const BackwardParams& backward,
                                         const RowTiles& tiles, const TensorMap& d_out_map, const SharedLayout& shared) {
   Producer producer{params, tiles, d_out_map, shared, 0, 0, backward};
-  // In one register, since they are short: the number of the key tile, and below it the phase of rows_empty.
-  u32 taken = 1;
+  // In one register, since they are short: the number of the key tile, and below it that of the turn, modulo 4.
+  u32 taken = 0;
 #pragma unroll 1
   while (true) {
     int index = 0;
@@ -430,12 +431,15 @@ __device__ __forceinline__ void produce(const ForwardParams& params, const Backw
     }
     __syncwarp();
     index = producer.from_leader(index);
-    taken = static_cast<u32>(index) * 2 + taken % 2;
-    // Consumers may still read the last key tile's rows.
-    const auto wait_for_rows = [&] { barrier_wait(shared.rows_empty, taken % 2); };
+    taken = static_cast<u32>(index) * 4 + taken % 4;
+    const auto key_stage = [&] { return taken % kKeyStages; };
+    // Consumers may still read the rows of the last key tile in this stage.
+    const auto wait_for_rows = [&] {
+      barrier_wait(shared.rows_empty + 8 * key_stage(), taken / kKeyStages % 2 ^ 1);
+    };
     if (index >= key_tile_count(params, backward)) {
       wait_for_rows();
-      producer.end();
+      producer.end(key_stage());
       return;
     }
     const auto keys = keys_at(params, backward, index);
@@ -444,12 +448,21 @@ __device__ __forceinline__ void produce(const ForwardParams& params, const Backw
     producer.mirrored = keys.mirrored;
     producer.prefetch_rows(params.k_map, params.v_map, keys.b, keys.kv_head, keys.first);
     const auto load_rows = [&](const ColumnRings& first) {
+      const auto load_keys = [&] {
+        wait_for_rows();
+        producer.load_keys(key_stage(), static_cast<int>(taken / 4), keys.first);
+      };
+      // Keys come first if they have a stage of their own. Otherwise values do, since consumers give them back first.
+      if (kKeyStages > 1) {
+        load_keys();
+      }
       // Who has given the last tile's d_out back has multiplied it with the last values.
       const ColumnRings last = first.before();
       barrier_wait(shared.v_empty + 8 * last.v_stage(), last.v_phase());
       producer.load_values(keys.first, first.v_stage());
-      wait_for_rows();
-      producer.load_keys(static_cast<int>(taken / 2), keys.first);
+      if (kKeyStages == 1) {
+        load_keys();
+      }
     };
     const int first_head = keys.kv_head * params.group;
     const BlockRows rows{keys.b, first_head, first_head + params.group - 1, keys.first, keys.last, keys.mirrored};
@@ -457,14 +470,14 @@ __device__ __forceinline__ void produce(const ForwardParams& params, const Backw
       // (All lanes have read the key tile's place when one writes the next one's.)
       const int parts = __shfl_sync(0xffffffff, producer.load_ring(rows, kBlockVBytes, load_rows), 0);
       if (parts > 0 && producer.leads()) {
-        leave_keys(tiles, {static_cast<int>(taken / 2), parts});
+        leave_keys(tiles, {static_cast<int>(taken / 4), parts});
       }
     } else {
       // The tile for no rows.
       const ColumnTile nothing{true, first_head, (tiles.tiles - 1) * tiles.rows, kPartial};
       producer.load_all(rows, nothing, kBlockVBytes, [] {}, load_rows);
     }
-    taken ^= 1;
+    taken = (taken & ~3u) | ((taken + 1) & 3u);
   }
 }
 
@@ -513,8 +526,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     consumer.start();
 #pragma unroll 1
     for (u32 turn = 0;; ++turn) {
-      barrier_wait(shared.rows_full, turn % 2);
-      if (!has_keys(shared)) {
+      consumer.key_stage = turn % kKeyStages;
+      barrier_wait(shared.rows_full + 8 * consumer.key_stage, turn / kKeyStages % 2);
+      if (!has_keys(shared, consumer.key_stage)) {
         break;
       }
       consumer.sweep(backward, tiles);

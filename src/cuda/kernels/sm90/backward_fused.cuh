@@ -13,16 +13,17 @@ __device__ __forceinline__ KeyTile fused_key_tile(const ForwardParams& params, c
   return key_tile<FL_BLOCK_M>(params, backward, index, backward.mirrored_heads);
 }
 
-// The block's key tile, if there is one, as the producer has told of it. KeyTile's `index`, `last` and `mirrored`, for which
+// The key tile in a stage, if there is one, as the producer has told of it. KeyTile's `index`, `last` and `mirrored`, for which
 // only the producer asks, are not set; `first` is the block's own, also by roles, where two blocks share a key tile.
-__device__ __forceinline__ bool has_keys(const SharedLayout& shared) {
-  return load_shared_once(shared.key_tile + 4 * kKeyNumber) != kNoKeys;
+__device__ __forceinline__ bool has_keys(const SharedLayout& shared, u32 stage) {
+  return load_shared_once(shared.key_tile + 4 * (kKeyFieldCount * stage + kKeyNumber)) != kNoKeys;
 }
-__device__ __forceinline__ KeyTile keys_of_block(const SharedLayout& shared) {
+__device__ __forceinline__ KeyTile keys_of_block(const SharedLayout& shared, u32 stage) {
+  const u32 fields = shared.key_tile + 4 * kKeyFieldCount * stage;
   KeyTile keys{};
-  keys.b = load_shared_once(shared.key_tile + 4 * kKeyBatch);
-  keys.kv_head = load_shared_once(shared.key_tile + 4 * kKeyHead);
-  keys.first = load_shared_once(shared.key_tile + 4 * kKeyFirst);
+  keys.b = load_shared_once(fields + 4 * kKeyBatch);
+  keys.kv_head = load_shared_once(fields + 4 * kKeyHead);
+  keys.first = load_shared_once(fields + 4 * kKeyFirst);
   return keys;
 }
 
@@ -37,21 +38,22 @@ __device__ __forceinline__ void look_for_nonfinite_keys(const SharedLayout& shar
   bool found = false;
 #pragma unroll 1
   for (u32 turn = 0;; ++turn) {
-    barrier_wait(shared.rows_full, turn % 2);
-    if (!has_keys(shared)) {
+    const u32 stage = turn % kKeyStages;
+    barrier_wait(shared.rows_full + 8 * stage, turn / kKeyStages % 2);
+    if (!has_keys(shared, stage)) {
       break;
     }
 #pragma unroll 1
-    for (u32 at = 16 * (threadIdx.x % 32); at < kRowWarpgroups * kRowQkBytes; at += 16 * 32) {
+    for (u32 at = 16 * (threadIdx.x % 32); at < kRowsQkBytes; at += 16 * 32) {
       u32 x[4];
       asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
                    : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
-                   : "r"(shared.rows_qk + at)
+                   : "r"(shared.rows_qk + stage * kRowsQkBytes + at)
                    : "memory");
       found |=
           has_nonfinite_half(x[0]) || has_nonfinite_half(x[1]) || has_nonfinite_half(x[2]) || has_nonfinite_half(x[3]);
     }
-    release(shared.rows_empty);
+    release(shared.rows_empty + 8 * stage);
   }
   if (found) {
     *tiles.nonfinite_keys = 1;

@@ -107,7 +107,7 @@ __device__ __forceinline__ void produce(const ForwardParams& params, const Backw
     const auto wait_for_rows = [&] { barrier_wait(shared.rows_empty, turn % 2 ^ 1); };
     if (index >= key_tile_count(params, backward)) {
       wait_for_rows();
-      producer.end();
+      producer.end(0);
       return;
     }
     const KeyTile keys = fused_key_tile(params, backward, index);
@@ -127,7 +127,7 @@ __device__ __forceinline__ void produce(const ForwardParams& params, const Backw
           barrier_wait(shared.v_empty + 8 * last.v_stage(), last.v_phase());
           producer.load_values(first_key, first.v_stage());
           wait_for_rows();
-          producer.load_keys(index, first_key);
+          producer.load_keys(0, index, first_key);
           producer.load_other_keys(keys.first + 64 * static_cast<int>(rank ^ 1),
                                    static_cast<int>(rank) * kBlockColumns);
         });
@@ -140,10 +140,10 @@ __device__ __forceinline__ void for_each_tile(const SharedLayout& shared, const 
 #pragma unroll 1
   for (u32 turn = 0;; ++turn) {
     barrier_wait(shared.rows_full, turn % 2);
-    if (!has_keys(shared)) {
+    if (!has_keys(shared, 0)) {
       break;
     }
-    use(keys_of_block(shared));
+    use(keys_of_block(shared, 0));
   }
 }
 

@@ -28,6 +28,8 @@ constexpr int kThreads = 128 * (kConsumers + kPartConsumers + 1);
 constexpr int kRowWarpgroups = FL_ROLES ? 1 : kConsumers;
 constexpr int kQkStages = FL_STAGES;
 constexpr int kVStages = FL_V_STAGES;
+// Of the fused kernel's own keys: with two, those of the next key tile come while the block still has its last queries.
+constexpr int kKeyStages = FL_KEY_STAGES;
 // The number of registers per thread at the start of a block. A block that requests more registers than there are waits
 // forever.
 constexpr int kRegistersAtStart = 65536 / kThreads / 8 * 8;
@@ -53,8 +55,12 @@ constexpr u32 kColumnBoxBytes = FL_BLOCK_N * 128;
 constexpr u32 kColumnQkBytes = kQkBoxes * kColumnBoxBytes;
 constexpr u32 kColumnVBytes = kVBoxes * kColumnBoxBytes;
 constexpr bool kComputesDp = FL_SUMS_SECOND || FL_CAPTURES;
+constexpr u32 kRowsQkBytes = kRowWarpgroups * kRowQkBytes;  // of the block
 constexpr u32 kBlockVBytes = kComputesDp ? kRowWarpgroups * kRowVBytes : 0;  // d_p alone asks for them
-// The columns' lse, and their deltas.
+// The columns' lse, and their deltas. In the fused kernel they come with v, which has fewer stages: consumers need them
+// when they have waited for both halves of a tile.
+constexpr bool kStatisticsWithV = FL_FUSED && !FL_ROLES;
+constexpr int kStatisticsStages = kStatisticsWithV ? kVStages : kQkStages;
 constexpr u32 kStatisticsBytes = kRowsAreKeys && !FL_CAPTURES ? FL_BLOCK_N * 2 * sizeof(float) : 0;
 static_assert(FL_BLOCK_N % kBoxRows == 0, "column tiles of whole boxes");
 
@@ -83,11 +89,11 @@ constexpr int kParts = FL_ROLES ? 2 * kPartStages : kPartStages;  // of a column
 constexpr int kRowReaders =
     kRowsAreKeys ? 4 * (kConsumers + kPartConsumers) + (FL_FUSED && FL_HAS_MASK_MOD ? 1 : 0) : 128 * kConsumers;
 constexpr u32 kRowStatisticsBytes = !kRowsAreKeys && !FL_CAPTURES ? FL_BLOCK_M * 2 * sizeof(float) : 0;
-// Arrivals that give a stage of qk back. Every lane tells for itself that it has read the queries' statistics: so
+// Arrivals that give a stage of qk back, or of v. Every lane tells for itself that it has read the queries' statistics: so
 // racecheck can follow the order, which it does not through __syncwarp.
 // (If blocks load for each other, a warp of the other block arrives once.)
 constexpr u32 kQkReaders = (kStatisticsBytes > 0 ? 128 : 4) * kConsumers + (kSharesLoads ? 4 * kConsumers : 0);
-constexpr u32 kVReaders = (kSharesLoads ? 8 : 4) * kConsumers;
+constexpr u32 kVReaders = (kStatisticsWithV ? 128 : kSharesLoads ? 8 : 4) * kConsumers;
 constexpr bool kPartsOfQueries = FL_BLOCK_N > 64;
 constexpr int kPartColumns = FL_ROLES ? FL_PART_COLUMNS / 2 : FL_PART_COLUMNS;
 constexpr int kPartSums = kPartColumns / 2;  // of a thread
@@ -127,13 +133,13 @@ constexpr u32 kOtherKeysBytes = kPartConsumers * FL_PART_COLUMNS * 64 * 2;
 constexpr u32 kBlockGradientBytes = kGradientBytes / 2;
 
 struct SharedLayout {
-  u32 rows_qk;
+  u32 rows_qk;  // of each stage of keys
   u32 rows_v;
   u32 columns_qk;
   u32 columns_v;
-  u32 statistics;                          // of each stage of qk
+  u32 statistics;                          // of each stage of qk, or of v
   u32 row_statistics;                      // of the rows, if they are queries
-  u32 rows_full, rows_empty;               // a barrier each
+  u32 rows_full, rows_empty;               // a barrier each, or one a stage of keys
   u32 qk_full, qk_empty, v_full, v_empty;  // one barrier a stage
   u32 verdict;                             // a barrier, and an int: is everything to be done again
   u32 fields;                              // kFieldCount ints a stage of qk
@@ -141,7 +147,7 @@ struct SharedLayout {
   u32 gradients, gradients_full, gradients_empty;
   u32 parts, parts_full, parts_empty;
   u32 visits;    // kVisitFieldCount ints each
-  u32 key_tile;  // kKeyFieldCount ints
+  u32 key_tile;  // kKeyFieldCount ints a stage of keys
   u32 ring;      // RingWord ints
   u32 row_tiles;  // of other kernels, an int for each of two turns: the number of the block's tile of rows, or kNoRows
   u32 diagonals;  // of each consumer
@@ -155,7 +161,7 @@ struct SharedLayout {
 __device__ __forceinline__ SharedLayout shared_layout(u32 base) {
   SharedLayout layout;
   layout.rows_qk = base;
-  layout.rows_v = layout.rows_qk + kRowWarpgroups * kRowQkBytes;
+  layout.rows_v = layout.rows_qk + kKeyStages * kRowsQkBytes;
   layout.other_keys = layout.rows_v + kBlockVBytes;
   layout.gradients = layout.other_keys + kOtherKeysBytes;
   layout.parts = layout.gradients + kGradientStages * kGradientBytes;
@@ -165,9 +171,9 @@ __device__ __forceinline__ SharedLayout shared_layout(u32 base) {
   layout.tables = layout.diagonals + kConsumers * kDiagonalBytes;
   layout.exchange = layout.tables + FL_TABLES * FL_TABLE_BYTES;
   layout.statistics = layout.exchange + kExchangeStages * kExchangeBytes;
-  layout.row_statistics = layout.statistics + kQkStages * kStatisticsBytes;
+  layout.row_statistics = layout.statistics + kStatisticsStages * kStatisticsBytes;
   layout.rows_full = layout.row_statistics + kRowStatisticsBytes;
-  layout.qk_full = layout.rows_full + 8;
+  layout.qk_full = layout.rows_full + 8 * kKeyStages;
   layout.qk_empty = layout.qk_full + 8 * kQkStages;
   layout.v_full = layout.qk_empty + 8 * kQkStages;
   layout.v_empty = layout.v_full + 8 * kVStages;
@@ -177,26 +183,28 @@ __device__ __forceinline__ SharedLayout shared_layout(u32 base) {
   layout.parts_full = layout.gradients_empty + 8 * kGradientStages;
   layout.parts_empty = layout.parts_full + 8 * kPartStages;
   layout.rows_empty = layout.parts_empty + 8 * kPartStages;
-  layout.other_gradients_full = layout.rows_empty + 8;
+  layout.other_gradients_full = layout.rows_empty + 8 * kKeyStages;
   layout.exchange_full = layout.other_gradients_full + 8 * kPartConsumers * kGradientStages;
   layout.exchange_empty = layout.exchange_full + 8 * kExchangeStages;
   layout.cluster_turns_full = layout.exchange_empty + 8 * kExchangeStages;
   layout.cluster_turns = layout.cluster_turns_full + 8 * kClusterTurns;
   layout.visits = layout.cluster_turns + 4 * kClusterTurns;
   layout.key_tile = layout.visits + 4 * kVisitFieldCount * kVisitStages;
-  layout.ring = layout.key_tile + 4 * kKeyFieldCount;
+  layout.ring = layout.key_tile + 4 * kKeyFieldCount * kKeyStages;
   layout.row_tiles = layout.ring + 4 * kRingWords;
   layout.fields = layout.row_tiles + 8;
   return layout;
 }
 
-constexpr u32 kSharedBytes = kRowWarpgroups * kRowQkBytes + kBlockVBytes + kOtherKeysBytes +
+constexpr u32 kSharedBytes = kKeyStages * kRowsQkBytes + kBlockVBytes + kOtherKeysBytes +
                              8 * kPartConsumers * kGradientStages +
                              kExchangeStages * (kExchangeBytes + 16) + kClusterTurns * 12 +
-                             kQkStages * (kColumnQkBytes + kStatisticsBytes + 16 + 4 * kFieldCount) +
-                             kVStages * (kColumnVBytes + 16) + 24 + kGradientStages * (kGradientBytes + 16) +
+                             kQkStages * (kColumnQkBytes + 16 + 4 * kFieldCount) +
+                             kStatisticsStages * kStatisticsBytes +
+                             kVStages * (kColumnVBytes + 16) + 8 + 16 * kKeyStages +
+                             kGradientStages * (kGradientBytes + 16) +
                              kPartStages * (kPartBytes + 16) + 4 * kVisitFieldCount * kVisitStages + 16 +
-                             4 * kKeyFieldCount + 4 * kRingWords + kConsumers * kDiagonalBytes +
+                             4 * kKeyFieldCount * kKeyStages + 4 * kRingWords + kConsumers * kDiagonalBytes +
                              FL_TABLES * FL_TABLE_BYTES + kRowStatisticsBytes;
 static_assert(kSharedBytes <= FL_SHARED_BYTES, "the host reserves less shared memory than the kernel uses");
 
@@ -233,7 +241,10 @@ struct ColumnRings {
 };
 
 __device__ __forceinline__ void init_barriers(const SharedLayout& shared) {
-  barrier_init(shared.rows_full, 1);
+  for (int stage = 0; stage < kKeyStages; ++stage) {
+    barrier_init(shared.rows_full + 8 * stage, 1);
+    barrier_init(shared.rows_empty + 8 * stage, kRowReaders);
+  }
   barrier_init(shared.verdict, 1);
   for (int stage = 0; stage < kQkStages; ++stage) {
     barrier_init(shared.qk_full + 8 * stage, 1);
@@ -254,7 +265,6 @@ __device__ __forceinline__ void init_barriers(const SharedLayout& shared) {
     barrier_init(shared.parts_full + 8 * stage, 128);  // each lane: see kQkReaders
     barrier_init(shared.parts_empty + 8 * stage, 1);  // and the bytes of sums that a final part is added to
   }
-  barrier_init(shared.rows_empty, kRowReaders);
   for (int stage = 0; stage < kExchangeStages; ++stage) {
     barrier_init(shared.exchange_full + 8 * stage, 128);
     barrier_init(shared.exchange_empty + 8 * stage, 128);

@@ -223,14 +223,17 @@ struct Producer {
 
 #if FL_FUSED
   // The block's own keys, and their values, which count towards the first tile's d_out. No other block reads them.
-  __device__ __forceinline__ void load_keys(int number, int first) const {
+  __device__ __forceinline__ void load_keys(u32 stage, int number, int first) const {
     if (leads()) {
-      store_shared(shared.key_tile + 4 * kKeyNumber, number);
-      store_shared(shared.key_tile + 4 * kKeyBatch, b);
-      store_shared(shared.key_tile + 4 * kKeyHead, kv_head);
-      store_shared(shared.key_tile + 4 * kKeyFirst, first);
-      barrier_arrive_expect(shared.rows_full, kRowWarpgroups * kRowQkBytes + kOtherKeysBytes);
-      load_row_boxes<kRowQkBoxes>(shared.rows_qk, params.k_map, shared.rows_full, first, kv_head, evict_first_policy());
+      const u32 fields = shared.key_tile + 4 * kKeyFieldCount * stage;
+      store_shared(fields + 4 * kKeyNumber, number);
+      store_shared(fields + 4 * kKeyBatch, b);
+      store_shared(fields + 4 * kKeyHead, kv_head);
+      store_shared(fields + 4 * kKeyFirst, first);
+      const u32 barrier = shared.rows_full + 8 * stage;
+      barrier_arrive_expect(barrier, kRowsQkBytes + kOtherKeysBytes);
+      load_row_boxes<kRowQkBoxes>(shared.rows_qk + stage * kRowsQkBytes, params.k_map, barrier, first, kv_head,
+                                  evict_first_policy());
     }
   }
   // By roles: what this block's part of d_q needs of the other block's keys.
@@ -413,11 +416,11 @@ struct Producer {
   }
 
   // No key tile is left.
-  __device__ __forceinline__ void end() const {
+  __device__ __forceinline__ void end(u32 stage) const {
     if (leads()) {
       store_shared(shared.visits + 4 * kVisitFieldCount * (visit % kVisitStages) + 4 * kVisitKeys, kNoKeys);
-      store_shared(shared.key_tile + 4 * kKeyNumber, kNoKeys);
-      barrier_arrive(shared.rows_full);
+      store_shared(shared.key_tile + 4 * (kKeyFieldCount * stage + kKeyNumber), kNoKeys);
+      barrier_arrive(shared.rows_full + 8 * stage);
     }
   }
 #endif
@@ -437,10 +440,16 @@ struct Producer {
     store_shared(fields + 4 * kFieldHead, tile.h);
     store_shared(fields + 4 * kFieldFlags, flags);
     const u32 barrier = shared.qk_full + 8 * rings.qk.stage();
-    barrier_arrive_expect(barrier, kColumnQkBytes + kStatisticsBytes);
+    barrier_arrive_expect(barrier, kColumnQkBytes + (kStatisticsWithV ? 0 : kStatisticsBytes));
     load_column_boxes<kQkBoxes>(shared.columns_qk + rings.qk.stage() * kColumnQkBytes,
                                 kRowsAreKeys ? params.q_map : params.k_map, barrier, tile.first,
                                 kRowsAreKeys ? tile.h : kv_head);
+    if (!kStatisticsWithV) {
+      load_statistics(tile, rings.qk.stage(), barrier);
+    }
+  }
+  // The statistics of a tile's columns, if they have any.
+  __device__ __forceinline__ void load_statistics(const ColumnTile& tile, u32 stage, u32 barrier) const {
     if (kStatisticsBytes > 0) {
 #if FL_FUSED && (FL_RINGS || FL_MASK_LOADS || FL_SCORE_LOADS)
       // (As below, but without divisions. In other kernels, ptxas would keep the tile's number, and spill.)
@@ -448,16 +457,19 @@ struct Producer {
 #else
       const float* const statistics = row_statistics(params, tiles, b, tile.h, tile.first);
 #endif
-      load_bytes(shared.statistics + rings.qk.stage() * kStatisticsBytes, statistics, kStatisticsBytes, barrier);
+      load_bytes(shared.statistics + stage * kStatisticsBytes, statistics, kStatisticsBytes, barrier);
     }
   }
   // And the second. v_bytes: of what counts towards its barrier in addition.
   __device__ __forceinline__ void load_v_columns(const ColumnTile& tile, u32 v_bytes) const {
     const u32 barrier = shared.v_full + 8 * rings.v_stage();
-    barrier_arrive_expect(barrier, kColumnVBytes + v_bytes);
+    barrier_arrive_expect(barrier, kColumnVBytes + v_bytes + (kStatisticsWithV ? kStatisticsBytes : 0));
     load_column_boxes<kVBoxes>(shared.columns_v + rings.v_stage() * kColumnVBytes,
                                kRowsAreKeys ? d_out_map : params.v_map, barrier, tile.first,
                                kRowsAreKeys ? tile.h : kv_head);
+    if (kStatisticsWithV) {
+      load_statistics(tile, rings.v_stage(), barrier);
+    }
   }
 
   // behind_qk(): called between the loads of the tile's two halves. v_bytes: of what counts towards the second's barrier
