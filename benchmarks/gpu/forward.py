@@ -39,8 +39,9 @@ import recorded
 
 try:
     from flash_attn.cute.interface import flash_attn_func
-except ImportError:
+except ImportError as error:
     flash_attn_func = None
+    print(f"without FlashAttention-4: {error}", file=sys.stderr)
 
 BLOCK = 128
 IMPLEMENTATION = None  # Flashlift's own choice, or a name
