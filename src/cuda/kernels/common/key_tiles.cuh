@@ -7,11 +7,15 @@
 
 namespace flashlift::cuda {
 
-struct KeyTile {
-  int index;  // among the head's
+// Which keys a block has.
+struct KeyRows {
   int b;
   int kv_head;
-  int first, last;
+  int first;
+};
+struct KeyTile : KeyRows {
+  int last;
+  int index;              // among the head's
   bool mirrored = false;  // do the head's last keys come first
 };
 
@@ -33,7 +37,7 @@ __device__ __forceinline__ KeySection key_section(const ForwardParams& params, c
 template <int kKeys>
 __device__ __forceinline__ KeyTile key_tile_of(const ForwardParams& params, int head, int tile) {
   const int first_key = tile * kKeys;
-  return {tile, head / params.kv_heads, head % params.kv_heads, first_key, min(first_key + kKeys, params.kv_len) - 1};
+  return {{head / params.kv_heads, head % params.kv_heads, first_key}, min(first_key + kKeys, params.kv_len) - 1, tile};
 }
 
 // The heads of a section take turns. Early keys come first, because most queries see them under a causal mask, but last in

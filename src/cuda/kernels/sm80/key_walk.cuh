@@ -116,7 +116,7 @@ __device__ __forceinline__ KeyTile key_tile_of(const ForwardParams& params, cons
   const int pair = static_cast<int>(blockIdx.x) / backward.kv_tiles;
   const int index = static_cast<int>(blockIdx.x) - pair * backward.kv_tiles;
   const int first = index * FL_BLOCK_M;
-  return {index, pair / params.kv_heads, pair % params.kv_heads, first, min(first + FL_BLOCK_M, params.kv_len) - 1};
+  return {{pair / params.kv_heads, pair % params.kv_heads, first}, min(first + FL_BLOCK_M, params.kv_len) - 1, index};
 }
 
 // Computes <k, q> and <v, d_out> of all query tiles that see the keys, in sequence, and calls

@@ -139,7 +139,7 @@ struct FusedConsumer : Consumer {
   }
 
  private:
-  __device__ __forceinline__ void take(const KeyTile& keys) {
+  __device__ __forceinline__ void take(const KeyRows& keys) {
     b = keys.b;
     first_row = keys.first;
   }
@@ -150,7 +150,7 @@ struct FusedConsumer : Consumer {
     float part[kPartSums];
     issue_part(part, true);
     // (Which keys they are is read again, not kept: registers are short.)
-    KeyTile keys = keys_of_block(shared, key_stage);
+    KeyRows keys = keys_of_block(shared, key_stage);
     if (FL_RINGS && leaves) {
       keys.first = params.kv_len;  // no row is stored
     }

@@ -13,18 +13,15 @@ __device__ __forceinline__ KeyTile fused_key_tile(const ForwardParams& params, c
   return key_tile<FL_BLOCK_M>(params, backward, index, backward.mirrored_heads);
 }
 
-// The key tile in a stage, if there is one, as the producer has told of it. KeyTile's `index`, `last` and `mirrored`, for which
-// only the producer asks, are not set; `first` is the block's own, also by roles, where two blocks share a key tile.
+// The block's own rows of the key tile in a stage, if there is one, as the producer has told of it. (By roles, two blocks
+// share a key tile.)
 __device__ __forceinline__ bool has_keys(const SharedLayout& shared, u32 stage) {
   return load_shared_once(shared.key_tile + 4 * (kKeyFieldCount * stage + kKeyNumber)) != kNoKeys;
 }
-__device__ __forceinline__ KeyTile keys_of_block(const SharedLayout& shared, u32 stage) {
+__device__ __forceinline__ KeyRows keys_of_block(const SharedLayout& shared, u32 stage) {
   const u32 fields = shared.key_tile + 4 * kKeyFieldCount * stage;
-  KeyTile keys{};
-  keys.b = load_shared_once(fields + 4 * kKeyBatch);
-  keys.kv_head = load_shared_once(fields + 4 * kKeyHead);
-  keys.first = load_shared_once(fields + 4 * kKeyFirst);
-  return keys;
+  return {load_shared_once(fields + 4 * kKeyBatch), load_shared_once(fields + 4 * kKeyHead),
+          load_shared_once(fields + 4 * kKeyFirst)};
 }
 
 __device__ __forceinline__ bool has_nonfinite_half(u32 pair) {

@@ -180,7 +180,7 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kThreads,
   } else if (warpgroup == 1) {
     registers_increase<FL_CONSUMER_REGISTERS>();
     RoleConsumer consumer{{params, shared, 0, 0, 0}, {}, rank ^ 1};
-    for_each_tile(shared, [&](const KeyTile& keys) {
+    for_each_tile(shared, [&](const KeyRows& keys) {
       consumer.begin_tile(keys.b, keys.first);
       consumer.sum_values();
       store_d_v(consumer, params, backward, tiles, keys);
@@ -188,7 +188,7 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kThreads,
   } else if (warpgroup == 2) {
     registers_increase<FL_CONSUMER_REGISTERS>();
     RoleConsumer consumer{{params, shared, 0, 0, 0}, {}, rank ^ 1};
-    for_each_tile(shared, [&](const KeyTile& keys) {
+    for_each_tile(shared, [&](const KeyRows& keys) {
       consumer.begin_tile(keys.b, keys.first);
       release(shared.rows_empty);  // its number has been read
       consumer.sum_keys();
@@ -198,7 +198,7 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kThreads,
     registers_decrease<kPartRegisters>();
     PartConsumer consumer{shared, rank};
     consumer.start();
-    for_each_tile(shared, [&](const KeyTile&) { consumer.sweep(); });
+    for_each_tile(shared, [&](const KeyRows&) { consumer.sweep(); });
     consumer.end();
   }
   cluster_sync();  // the other block may still arrive here, and send its d_s

@@ -10,7 +10,7 @@ namespace flashlift::cuda {
 // that small code matters more than speed.
 __device__ __forceinline__ void add_empty_rows(float (&d_v)[kFirstSums], const ForwardParams& params,
                                                const BackwardParams& backward, const RowTiles& tiles,
-                                               const KeyTile& keys) {
+                                               const KeyRows& keys) {
   const float share = 1.0f / static_cast<float>(params.kv_len);
 #pragma unroll 1
   for (int h = keys.kv_head * params.group; h < (keys.kv_head + 1) * params.group; ++h) {
@@ -36,7 +36,7 @@ __device__ __forceinline__ void add_empty_rows(float (&d_v)[kFirstSums], const F
 
 // The gradients of the block's keys, and of their values, when all columns have been summed.
 __device__ __forceinline__ void store_d_v(Consumer& consumer, const ForwardParams& params,
-                                          const BackwardParams& backward, const RowTiles& tiles, const KeyTile& keys) {
+                                          const BackwardParams& backward, const RowTiles& tiles, const KeyRows& keys) {
 #if FL_SUMS_FIRST
 #if FL_EMPTY_UNIFORM
   if (*tiles.any_empty != 0) {
@@ -51,7 +51,7 @@ __device__ __forceinline__ void store_d_v(Consumer& consumer, const ForwardParam
 }
 
 __device__ __forceinline__ void store_d_k(const Consumer& consumer, const ForwardParams& params,
-                                          const BackwardParams& backward, const KeyTile& keys) {
+                                          const BackwardParams& backward, const KeyRows& keys) {
 #if FL_SUMS_SECOND
   if (backward.d_k != nullptr) {
     store_gradient<FL_HEAD_DIM>(consumer.second, consumer, params.scale, backward.d_k, backward.d_k_strides,

@@ -86,14 +86,14 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kThreads,
   } else if (warpgroup == 1) {
     registers_increase<FL_CONSUMER_REGISTERS>();
     RoleConsumer consumer{{params, shared, 0, 0, 0}, {}, rank ^ 1};
-    for_each_tile(consumer, params, backward, shared, [&](const KeyTile& keys) {
+    for_each_tile(consumer, params, backward, shared, [&](const KeyRows& keys) {
       consumer.sum_values();
       store_d_v(consumer, params, backward, tiles, keys);
     });
   } else {
     registers_increase<FL_CONSUMER_REGISTERS>();
     RoleConsumer consumer{{params, shared, 0, 0, 0}, {}, rank ^ 1};
-    for_each_tile(consumer, params, backward, shared, [&](const KeyTile& keys) {
+    for_each_tile(consumer, params, backward, shared, [&](const KeyRows& keys) {
       release(shared.rows_empty);  // its number has been read
       consumer.sum_keys();
       store_d_k(consumer, params, backward, keys);
