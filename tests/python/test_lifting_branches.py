@@ -215,3 +215,33 @@ def test_gradients_that_are_wrong_where_all_keys_or_two_conditions_meet_stay(nam
         assert mine.report.fused_count == is_right, mine.report
         if name != "a row without keys":
             run_both_ways(with_gradients(function, 3), (*tensors(), ids))
+
+
+MASKS = {
+    "replaced": (lambda s, low: jnp.where(ROW >= KEY, s, low), lambda d: d),
+    "added": (lambda s, low: s + jnp.where(ROW >= KEY, 0, low), lambda d: jnp.where(ROW >= KEY, d, 0)),
+    "added to some of the kept": (
+        lambda s, low: jnp.where(ROW >= KEY, s + jnp.where(KEY % 3 > 0, low, 0), low),
+        lambda d: jnp.where((ROW >= KEY) & (KEY % 3 == 0), d, 0),
+    ),
+}
+
+
+@pytest.mark.parametrize("is_right", [True, False])
+@pytest.mark.parametrize("low", [-120.0, -1e4, -1e6, -4e6])
+@pytest.mark.parametrize("name", MASKS)
+def test_gradients_that_count_a_mask_within_the_reach_of_scores_as_infinite_stay(name, low, is_right):
+    """The scores of some keys make up for the number, so that masked keys have probabilities, too."""
+    mask, wrong = MASKS[name]
+    scores = lambda s: mask(s, low)
+    changed = pulled_back(scores, lambda d, s: wrong(d))
+    if name == "replaced":  # the derivative without the mask
+        changed = jax.custom_vjp(scores)
+        changed.defvjp(lambda s: (scores(s), None), lambda _, d: (d,))
+    q, k, v = (jnp.round(2 * x) for x in tensors())  # scores are exact
+    q = q.at[..., 0].set(2)
+    k = k.at[..., 0].set(low if name == "replaced" else 0).at[:, 4 if name == "added" else 3, :, 0].set(-low)
+    report = run_both_ways(
+        with_gradients(lambda q, k, v: attend(q, k, v, scores if is_right else changed), 3), (q, k, v)
+    )
+    assert report.fused_count == is_right, report

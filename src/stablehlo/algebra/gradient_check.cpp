@@ -60,13 +60,16 @@ std::vector<Draw> draws_for(std::optional<double> threshold, double scale) {
   return draws;
 }
 
-// Whether a select in the formula gives a finite number, as to masked keys.
-bool selects_number(const SymArena& arena, SymId formula) {
+// Two scores of the product differ at most by this.
+constexpr double kFarthestScores = 2 * kLargestScore;
+// Where numbers of the score differ by more than this, rows are also drawn in which the scores make up for it.
+constexpr double kFarNumbers = 8;
+
+// Whether the formula has a number that may mask keys, but not against each score of the product.
+bool may_mask_within_reach(const SymArena& arena, SymId formula) {
   return std::ranges::any_of(parts_of(arena, {formula}), [&](SymId id) {
-    return arena.is_op(id, Op::k_select) && std::ranges::any_of(arena[id].args, [&](SymId arg) {
-             return arena[arg].type == Type::kF32 && arena.is_constant(arg) &&
-                    std::abs(arena.f32_value(arg)) < kInfiniteNumber;
-           });
+    const double size = arena[id].type == Type::kF32 && arena.is_constant(id) ? std::abs(arena.f32_value(id)) : 0;
+    return kFarNumbers < size && size <= kFarthestScores;
   });
 }
 
@@ -516,19 +519,22 @@ Proof GradientCheck::compare_rows(SymId formula, const CompareRow& compare, SymI
   return compared.suffices() || drawn_score.suffices() ? Proof() : refuse<Reason::kTooFewRows>();
 }
 
-// Rows that keep some keys and mask others by a number such as -1e4, and scores of the kept keys that are near it.
-// Beside other scores the masked keys have probability 0, which hides what a gradient does with them. A causal mask of
-// many queries and few keys masks only in the first rows, so that these are sought at the ends of each dimension.
+// Rows that keep some keys and mask others by a number such as -1e4, with scores of the product that make up for it: if
+// the number replaces scores, those of the kept keys are near it; if it is added, those of the masked keys are larger.
+// In other rows the masked keys have probability 0, which hides what a gradient does with them. A causal mask of many
+// queries and few keys masks only in the first rows, so that these are sought at the ends of each dimension.
 std::vector<std::pair<std::vector<int64_t>, Draw>> GradientCheck::rows_near_masks() const {
   constexpr int64_t kMostTries = 32;
   constexpr size_t kMostNumbers = 8;
   constexpr int kRowsOfEach = 4;
+  constexpr int kMostRowsOfAdded = 16;
   std::vector<std::pair<std::vector<int64_t>, Draw>> rows;
-  if (!selects_number(arena_, softmax_.score)) {
+  if (!may_mask_within_reach(arena_, softmax_.score)) {
     return rows;
   }
   const std::vector<SymId> conditions = conditions_of(arena_, {softmax_.score});
   std::map<double, int> rows_of;
+  int rows_of_added = 0;
   const int64_t tries = std::clamp<int64_t>(kMostKeys / std::max<int64_t>(sizes_[kKeyAtom], 1), 2, kMostTries);
   for (int64_t trial = 0; trial < tries; ++trial) {
     for (int end_of = kKeyAtom; end_of < kFirstBound; ++end_of) {
@@ -547,40 +553,61 @@ std::vector<std::pair<std::vector<int64_t>, Draw>> GradientCheck::rows_near_mask
       draw.integer_range = trial % 2 == 0 ? 3 : sizes_[kKeyAtom] + 1;
       const MaskedRow row = masked_row(atoms, draw);
       draw.score_range = 8;
-      draw.score_scale = row.slope;
       for (const double number : row.numbers) {
         if ((rows_of.contains(number) || rows_of.size() < kMostNumbers) && rows_of[number]++ < kRowsOfEach) {
-          draw.score_center = number - row.at_zero;
-          rows.emplace_back(atoms, draw);
+          rows.emplace_back(atoms, near(number, row, draw));
         }
+      }
+      if (row.has_far_keys && rows_of_added++ < kMostRowsOfAdded) {
+        rows.emplace_back(atoms, near(row.highest, row, draw));
       }
     }
   }
   return rows;
 }
 
-// The numbers of a row's masked keys, which do not depend on the scores of the product, and how the score of a kept key
-// follows from them. There are no numbers if all keys are masked, or none.
+// How the scores of a row follow from those of the product, and the numbers of those that do not.
 GradientCheck::MaskedRow GradientCheck::masked_row(const std::vector<int64_t>& atoms, Draw draw) const {
   draw.score_center = 0;
   NumericRow at_zero(arena_, sizes_, atoms, draw);
   draw.score_center = 1;
   NumericRow at_one(arena_, sizes_, atoms, draw);
   MaskedRow row;
+  std::set<double> numbers;
   for (size_t key = 0; key < static_cast<size_t>(sizes_[kKeyAtom]); ++key) {
     const double score = at_zero.value(softmax_.score, key);
     const double slope = at_one.value(softmax_.score, key) - score;
-    if (slope == 0 && std::abs(score) < kInfiniteNumber) {
-      row.numbers.insert(score);
-    } else if (std::isfinite(slope) && slope != 0) {
-      row.slope = slope;
-      row.at_zero = score;
+    row.at_zero.push_back(score);
+    row.slopes.push_back(std::isfinite(slope) ? slope : 0);
+    if (slope == 0) {
+      numbers.insert(score);
+    } else if (std::isfinite(slope)) {
+      row.highest = std::max(row.highest, score);
     }
   }
-  if (row.slope == 0) {
-    row.numbers.clear();
+  for (size_t key = 0; key < row.slopes.size(); ++key) {
+    const double slope = std::abs(row.slopes[key]);
+    const double below = row.highest - row.at_zero[key];
+    row.has_far_keys = row.has_far_keys || (slope > 0 && below > kFarNumbers && below <= kFarthestScores * slope);
+    for (const double number : numbers) {
+      if (slope > 0 && std::abs(number - row.at_zero[key]) <= kLargestScore * slope) {
+        row.numbers.insert(number);
+      }
+    }
   }
   return row;
+}
+
+// Lets the scores of all keys that follow from the product's, and can be near the number, be near it.
+Draw GradientCheck::near(double number, const MaskedRow& row, Draw draw) {
+  draw.score_center = number;
+  for (size_t key = 0; key < row.slopes.size(); ++key) {
+    const double slope = row.slopes[key];
+    const bool is_near = slope != 0 && std::abs(number - row.at_zero[key]) <= kFarthestScores * std::abs(slope);
+    draw.key_scores.push_back(is_near ? KeyScore{.offset = -row.at_zero[key] / slope, .scale = slope}
+                                      : KeyScore{.offset = -number});
+  }
+  return draw;
 }
 
 std::vector<int64_t> GradientCheck::some_row(uint64_t trial, uint64_t row) const {

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <functional>
+#include <limits>
 #include <map>
 #include <set>
 #include <utility>
@@ -62,12 +63,15 @@ class GradientCheck {
   Outcome<bool> compare_row_narrowed(const std::vector<int64_t>& atoms, Draw draw, const CompareRow& compare_row,
                                      const std::function<void(NumericRow&)>& note);
   struct MaskedRow {
-    std::set<double> numbers;  // of the masked keys
-    double at_zero = 0;        // the score of a kept key for a product of 0
-    double slope = 0;          // how fast it grows with the product
+    std::vector<double> at_zero;                                // the score of each key for a product of 0
+    std::vector<double> slopes;                                 // how fast it grows with the product
+    std::set<double> numbers;                                   // the scores that do not, if others may be near them
+    double highest = -std::numeric_limits<double>::infinity();  // of those at zero that grow
+    bool has_far_keys = false;                                  // whether others are far below, but within reach
   };
   std::vector<std::pair<std::vector<int64_t>, Draw>> rows_near_masks() const;
   MaskedRow masked_row(const std::vector<int64_t>& atoms, Draw draw) const;
+  static Draw near(double number, const MaskedRow& row, Draw draw);
   std::vector<int64_t> some_row(uint64_t trial, uint64_t row) const;
   int64_t gradient_leaf() const;
   bool makes_numbers_without_keys(SymId formula, NumericRow& numbers) const;

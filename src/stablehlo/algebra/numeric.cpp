@@ -203,7 +203,11 @@ std::vector<Scalar<double>> NumericRow::compute(SymId id) {
                              ? static_cast<uint64_t>(atoms_[static_cast<size_t>(atom)])
                              : 0);
       }
-      return drawn_scores(row, count, draw_.score_scale);
+      column = drawn_scores(row, count, draw_.score_scale);
+      for (size_t key = 0; key < std::min(count, draw_.key_scores.size()); ++key) {
+        column[key].f = column[key].f / draw_.key_scores[key].scale + draw_.key_scores[key].offset;
+      }
+      return column;
     }
     case SymKind::kLoad:
       for (size_t key = 0; key < count; ++key) {

@@ -32,15 +32,22 @@ struct Met {
   double distance = 0;
 };
 
+// How the product's score of a key follows from the drawn one, drawn / scale + offset.
+struct KeyScore {
+  double offset = 0;
+  double scale = 1;
+};
+
 // The contents of a draw's tensors.
 struct Draw {
   uint64_t seed = 0;
   double score_center = 0;
-  double score_range = 4;     // scores are within +- this of the center
-  double score_scale = 1;     // those of the product are divided by this
-  bool zero_scores = false;   // those of about half of the keys are 0, as zeros in queries or keys make them
-  int64_t gradient = -1;      // the leaf that is the gradient of the probabilities, or -1
-  double gradient_range = 1;  // its elements are within +- this
+  double score_range = 4;            // scores are within +- this of the center
+  double score_scale = 1;            // those of the product are divided by this
+  std::vector<KeyScore> key_scores;  // of each key, or empty
+  bool zero_scores = false;          // those of about half of the keys are 0, as zeros in queries or keys make them
+  int64_t gradient = -1;             // the leaf that is the gradient of the probabilities, or -1
+  double gradient_range = 1;         // its elements are within +- this
   double load_center = 0.75;
   double load_range = 0.5;                         // other floats are within +- this of the center
   int64_t integer_range = 4;                       // integers are in [0, this)
@@ -116,8 +123,8 @@ bool computes_within(SymArena& arena, SymId formula, const std::vector<SymId>& k
 // Whether `formula` rounds to 16 bits only values that `known` round. Numbers are compared without rounding.
 bool rounds_within(const SymArena& arena, SymId formula, const std::vector<SymId>& known);
 
-// Numbers from here on count as infinity: they are those of masks.
-inline constexpr double kInfiniteNumber = 1e6;
+// Numbers from here on count as infinity: scores of the product are smaller.
+inline constexpr double kInfiniteNumber = 0x1p24;
 
 // The largest number with which the formulas compare floats, or at which they clip them: nothing if they do neither, 0
 // if it is not a constant. Infinite numbers do not count as thresholds, nor does the row maximum.
