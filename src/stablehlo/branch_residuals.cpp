@@ -258,15 +258,10 @@ bool split_residuals_off(mlir::Operation* choice, int64_t first, const std::set<
   llvm::SmallVector<mlir::Value> stored;
   std::vector<std::vector<mlir::OpOperand*>> stored_uses;
   for (const mlir::OpResult result : choice->getResults()) {
-    std::vector<mlir::OpOperand*> uses;
-    for (mlir::OpOperand& use : result.getUses()) {
-      if (is_stored(use)) {
-        uses.push_back(&use);
-      }
-    }
-    if (!uses.empty()) {
+    if (!result.use_empty() && llvm::all_of(result.getUses(), is_stored)) {
+      std::vector<mlir::OpOperand*>& uses = stored_uses.emplace_back();
+      llvm::for_each(result.getUses(), [&](mlir::OpOperand& use) { uses.push_back(&use); });
       stored.push_back(result);
-      stored_uses.push_back(std::move(uses));
     }
   }
   if (stored.empty()) {

@@ -14,7 +14,8 @@
 // reads was then stored by the loop or returned by the outer branch. For these, the first choice becomes two: one that
 // returns all else, and one behind it that only computes scores, probabilities, row statistics and masks. Loops
 // (loop_residuals.h) and outer branches compute the latter again like any other operation, next to the choice that
-// reads it.
+// reads it. What is also used otherwise, such as the output that the next layer reads, stays in the first one: computed
+// again outside of the choice that reads the scores, it would be an attention of its own.
 #pragma once
 
 #include <cstdint>

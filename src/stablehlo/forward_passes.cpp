@@ -210,6 +210,7 @@ std::optional<Module> with_forward_passes(const Module& given, const Computation
   if (!any) {
     return std::nullopt;
   }
+  remove_dead_code(module);  // reads of stored tensors, which would count as uses of what was split off
   compute_beside_split_off(module, except);
   remove_dead_code(module);
   remove_unused_carries(module);

@@ -80,6 +80,18 @@ CHOICES |= {
         lambda i, x, w: jax.lax.scan(lambda x, layer: step(x, i + layer, w), x, LAYERS, reverse=True)[0],
     ),
     "in a loop by data": (1, lambda i, x, w: jax.lax.scan(lambda x, _: step_of_data(x, w), x, None, length=3)[0]),
+    "before another choice in a loop": (
+        4,
+        lambda i, x, w: jax.lax.scan(
+            lambda x, layer: step(jnp.tanh(step(x, i + layer, w)[0]), layer // 2, w), x, LAYERS[:2]
+        )[0],
+    ),
+    "before attention in a loop": (
+        3,
+        lambda i, x, w: jax.lax.scan(
+            lambda x, layer: (attend(jnp.tanh(step(x, i + layer, w)[0]), w, NEAR), None), x, LAYERS[:2]
+        )[0],
+    ),
     "in a choice": (
         3,
         lambda i, x, w: jax.lax.cond(i > 0, lambda x: step(x, i, w)[0], lambda x: attend(2 * x, w, CAUSAL & NEAR), x),
