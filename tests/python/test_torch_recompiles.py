@@ -128,6 +128,14 @@ def test_numbers(compiled, make, values, most):
     assert compiled() <= most
 
 
+@torch.no_grad()
+def test_zeros_of_both_signs():
+    for number in (0.5, 0.25, 0.0, -0.0, 0.0, -0.0):
+        assert_matches(*tensors(), lambda score, b, h, q, kv, x=number: score * (1 + torch.signbit((kv + 1.0) * x)))
+    for number in (0j, complex(-0.0, 0.0)):
+        assert_matches(*tensors(), lambda score, b, h, q, kv, x=number: score * math.copysign(1.0, x.real))
+
+
 def by_class(number):
     def mod(score, b, h, q, kv):
         match number:

@@ -101,7 +101,7 @@ class Walk:
             self.numbers.append(value)
             return cast(Hashable, kind)
         if kind in EXACT:
-            return (kind, value)
+            return (kind, repr(value) if kind is complex else value)
         if isinstance(value, torch.Tensor):
             return self._tensor(value, names)
         found = self._open.get(id(value))

@@ -151,7 +151,7 @@ class Trace:
             elif not isinstance(value, torch.Tensor) and (in_mode or isinstance(value, torch.SymInt)):
                 value = torch.full((), value, dtype=one.dtype, device=device)
             elif not isinstance(value, torch.Tensor):
-                value = _number_tensor(value, one.dtype, device)
+                value = _number_tensor(value or _zero(value), one.dtype, device)
             elif type(one) is SizeOf:  # a size is a tensor to torch.jit.trace
                 value = value.to(one.dtype).to(device)
             elif type(one) is Slot and one.dtype is not None:
@@ -224,10 +224,16 @@ def _holds(condition: bool | torch.SymBool) -> bool:
     return condition if type(condition) is bool else guard_or_true(condition)
 
 
+def _zero(value: int | float) -> int | str:
+    """A zero that is different from others as a key: 0.0 and -0.0 are equal."""
+    return repr(value) if type(value) is float else int(value)
+
+
 @functools.lru_cache(maxsize=4096)
-def _number_tensor(value: int | float, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+def _number_tensor(given: int | float | str, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """A number in the form that programs read. Cached: making a tensor takes longer than finding one, and copying it to
     a GPU takes longer still."""
+    value = float(given) if isinstance(given, str) else given  # see _zero()
     if not count_of_modes() and not are_transforms_active() and not torch.is_inference_mode_enabled():
         return torch.tensor(value, dtype=dtype, device=device)  # without the contexts, which take longer
     with disable_modes(), disable_transforms(), torch.inference_mode(False):
