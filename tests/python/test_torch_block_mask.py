@@ -4,8 +4,10 @@ one by one. PyTorch's compiled code for a CPU gives the same, but takes half a m
 torch.compile PyTorch does not read the lists.
 """
 
+import functools
 import random
 
+import numpy as np
 import pytest
 import torch
 import torch_mods
@@ -340,6 +342,97 @@ def test_in_a_graph(made_inside):
         kinds = torch.randint(3, (1, 1, 3, 3), generator=torch.Generator().manual_seed(seed))
         mask = listed(kinds, 32, torch_mods.causal, (96, 96))
         assert_right(q, k, v, mask, torch_mods.causal, compiled)
+
+
+def offset_by(count):
+    return lambda b, h, i, j: i + count >= j
+
+
+POSITION = torch.zeros((), dtype=torch.long)
+
+
+def after_position(b, h, i, j):
+    return i + POSITION >= j
+
+
+class Offset:
+    def __init__(self, count):
+        self.count = count
+
+    def __call__(self, b, h, i, j):
+        return i + self.count >= j
+
+
+def filled(count):
+    POSITION.numpy()[...] = count
+    return after_position
+
+
+STEPS = {
+    "closure": offset_by,
+    "default": lambda count: lambda b, h, i, j, count=count: i + count >= j,
+    "partial": lambda count: functools.partial(lambda count, b, h, i, j: i + count >= j, count),
+    "object": Offset,
+    "tensor": lambda count: offset_by(torch.tensor(count)),
+    "view": lambda count: offset_by(torch.arange(count, count + 2)[0]),
+    "numpy": lambda count: offset_by(np.int64(count)),
+    "in_place": filled,
+}
+
+
+@pytest.mark.parametrize("make", STEPS.values(), ids=STEPS)
+@pytest.mark.parametrize("inference", [False, True])
+def test_another_block_mask_for_each_step(make, inference):
+    """Lists and captured values were seen before, each alone and together; in some steps the lists are those of another
+    position than the mask_mod's."""
+    q, k, v = tensors(torch.float32, (1, 2, 2, 1, 96, 16, 16))
+    for count, listed_count in [(40, 40), (41, 41), (40, 40), (80, 80), (40, 80), (80, 40), (40, 40), (40, 3), (3, 40)]:
+        with torch.inference_mode(inference):
+            mask = create_block_mask(offset_by(listed_count), 1, 1, 1, 96, device="cpu", BLOCK_SIZE=32)
+            mask.mask_mod = make(count)
+            keep = dense(mask, offset_by(count), (1, 2, 1, 96))
+            out = flex_attention(q, k, v, block_mask=mask)
+        torch.testing.assert_close(out, reference(q, k, v, keep), atol=1e-5, rtol=1e-5)
+
+
+@torch.no_grad()
+def test_what_was_seen_before_is_not_read_again(monkeypatch):
+    q, k, v = tensors(torch.float32, (1, 2, 2, 1, 640, 16, 16))
+    starts = torch.arange(640) // 100
+
+    def step(count):
+        documents = starts.clone()
+        mod = lambda b, h, i, j: (i + count >= j) & (documents[i + count] == documents[j])
+        mask = create_block_mask(mod, 1, 1, 1, 640, device="cpu", BLOCK_SIZE=32)
+        return mask_mod_of(mask, q, k)[0] is mod
+
+    assert all(map(step, (500, 600, 520)))
+    monkeypatch.setattr("flashlift.torch._attention.block_lists._read", None)
+    monkeypatch.setattr("flashlift.torch._attention.block_mask.block_kinds", None)
+    assert all(map(step, (500, 600, 520)))
+
+
+def test_lists_of_the_same_bytes():
+    """Another shape, or type, of the lists, or other lengths and blocks."""
+    q, k, v = tensors(torch.float32, (1, 1, 1, 64, 64, 16, 16))
+
+    def check(counts, indices, block=32, length=64):
+        counts, indices = counts[None, None], indices[None, None]
+        options = {"BLOCK_SIZE": block, "seq_lengths": (length, length), "compute_q_blocks": False}
+        mask = BlockMask.from_kv_blocks(counts, indices, mask_mod=torch_mods.causal, **options)
+        given = [one[:, :, :length] for one in (q, k, v)]
+        keep = dense(mask, torch_mods.causal, (1, 1, length, length))
+        out = flex_attention(*given, block_mask=mask)
+        torch.testing.assert_close(out, reference(*given, keep), atol=1e-5, rtol=1e-5)
+
+    counts, indices = torch.tensor([1, 2], dtype=torch.int32), torch.tensor([[0, 1], [1, 0]], dtype=torch.int32)
+    check(counts, indices)
+    check(counts, indices, (32, 16))
+    check(counts, indices, 24, 48)
+    both = torch.tensor([[0, 1], [0, 2]], dtype=torch.int16)
+    check(torch.tensor([1], dtype=torch.int32), both.reshape(1, 4), (64, 16))
+    check(torch.tensor([1], dtype=torch.int32), both.view(torch.int32).reshape(1, 2), (64, 16))
+    check(torch.tensor([1, 0], dtype=torch.int16), both)
 
 
 LISTS = ("kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices")

@@ -33,6 +33,7 @@ __all__ = [
     "autocast_state",
     "calls_by_name",
     "clear_transforms",
+    "count_of_function_modes",
     "count_of_modes",
     "current_device",
     "current_raw_stream",
@@ -79,6 +80,7 @@ RecordFunction = _C._profiler._RecordFunctionFast
 # Modes are on a stack and see each operation. A graph is traced by one of two modes, or by the older tracer of
 # torch.jit.
 count_of_modes = _C._len_torch_dispatch_stack
+count_of_function_modes = _C._len_torch_function_stack
 _get_tracing_state = _C._get_tracing_state
 _get_dispatch_mode = _C._get_dispatch_mode
 _GRAPH_MODES = (_C._TorchDispatchModeKey.PROXY, _C._TorchDispatchModeKey.FAKE)

@@ -23,8 +23,13 @@ from flashlift.torch._run.workspace import workspace
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 DEVICES = ("cpu", "cuda")
 
-_run_forward = taking_addresses("flashlift_attention_run")
-_run_backward = taking_addresses("flashlift_attention_run_backward")
+_ADDRESS, _OPTIONS = ctypes.c_void_p, ctypes.POINTER(RunOptions)
+_run_forward = taking_addresses("flashlift_attention_run", _ADDRESS, _ADDRESS, _OPTIONS)
+_run_backward = taking_addresses("flashlift_attention_run_backward", _ADDRESS, _ADDRESS, _OPTIONS)
+_block_kinds = taking_addresses(
+    "flashlift_block_kinds",
+    *(ctypes.c_char_p, _ADDRESS, ctypes.c_size_t, ctypes.c_int64, ctypes.c_int64, _ADDRESS),
+)
 
 # out, lse, row maxima and the rounding error of out; the last two are empty if not requested
 Results = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
@@ -318,10 +323,5 @@ def block_kinds(
     problem = f"attn b{batch} hq{heads} hkv{heads} sq{lengths[0]} skv{lengths[1]} dqk8 dv8 f32 {program}"
     kinds = torch.empty(shape, dtype=torch.uint8, device="cpu")
     views = Views()
-    library = core()
-    tables = views.pointers(captures)
-    check(
-        library,
-        library.flashlift_block_kinds(problem.encode(), tables, len(captures), *blocks, views.pointer(kinds)),
-    )
+    check(core(), _block_kinds(problem.encode(), views.all_of(captures), len(captures), *blocks, views.of(kinds)))
     return kinds

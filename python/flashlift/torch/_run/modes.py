@@ -7,6 +7,7 @@ import torch
 
 from flashlift.torch._internals import (
     are_transforms_active,
+    count_of_function_modes,
     count_of_modes,
     disable_modes,
     disable_transforms,
@@ -54,6 +55,10 @@ def are_readable(tensors: Sequence[torch.Tensor | None]) -> bool:
 def outside_of_modes() -> Iterator[None]:
     """For results that are kept for other calls: makes ordinary tensors, whichever modes and transforms this call runs
     in."""
+    if not count_of_modes() and not are_transforms_active() and not count_of_function_modes():
+        with torch.inference_mode(False), torch.no_grad():  # the other contexts take longer than what is done in them
+            yield
+        return
     with (
         disable_modes(),
         disable_transforms(),

@@ -7,11 +7,10 @@ from typing import Any
 
 import torch
 
-from flashlift._library import Arguments, BackwardArguments, DLTensor, RunOptions, core
+from flashlift._library import Arguments, BackwardArguments, core
 from flashlift.torch._internals import to_dlpack
 from flashlift.torch._run.call import Call
 
-_POINTER = ctypes.POINTER(DLTensor)
 _pointer_in = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
     ("PyCapsule_GetPointer", ctypes.pythonapi)
 )
@@ -27,11 +26,11 @@ _FORWARD, _BACKWARD = _cleared(Arguments), _cleared(BackwardArguments)
 _CAPTURES, _D_CAPTURES = list(_FORWARD).index("captures"), list(_BACKWARD).index("d_captures")
 
 
-def taking_addresses(name: str) -> Any:
-    """The C function, with arguments that are addresses of structures."""
+def taking_addresses(name: str, *arguments: type) -> Any:
+    """The C function, with arguments of these types, which are addresses in place of pointers to structures."""
     function = core()[name]
     function.restype = ctypes.c_void_p
-    function.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.POINTER(RunOptions)]
+    function.argtypes = arguments
     return function
 
 
@@ -105,9 +104,8 @@ class Views:
         memory[pointer] = address + 8 * len(fields)
         return address
 
-    def pointer(self, tensor: torch.Tensor) -> "ctypes._Pointer[DLTensor]":
-        """The view, for a C function that takes one."""
-        return ctypes.cast(self.of(tensor), _POINTER)
-
-    def pointers(self, tensors: Sequence[torch.Tensor]) -> "ctypes.Array[ctypes._Pointer[DLTensor]]":
-        return (_POINTER * len(tensors))(*map(self.pointer, tensors))
+    def all_of(self, tensors: Sequence[torch.Tensor]) -> int:
+        """The address of the addresses of the tensors' views."""
+        memory = array("Q", map(self.of, tensors))
+        self._kept.append(memory)
+        return memory.buffer_info()[0]
