@@ -10,6 +10,7 @@
 #include "stablehlo/branches.h"
 #include "stablehlo/lift/candidates.h"
 #include "stablehlo/lift/same_value.h"
+#include "stablehlo/loop.h"
 #include "stablehlo/loop_residuals.h"
 #include "stablehlo/manual_computations.h"
 #include "stablehlo/reader/ops.h"
@@ -75,8 +76,25 @@ bool is_computed_again(mlir::Value value) {
   return is_of_attention(value) || is_factor_of_scores(value) || is_mask(value) || is_split_off(value);
 }
 
-// Lets one branch do so. Returns whether anything has changed.
-bool repeat_in_branch(mlir::Operation* forward, mlir::Operation* backward, unsigned number, int64_t product_number) {
+// Whether a value of a loop's body is computed from numbers that differ between iterations, such as a layer's input.
+// (Integers count iterations: masks are computed from these.)
+bool is_of_iteration(mlir::Value value) {
+  const auto is_carried = [](mlir::BlockArgument argument) {
+    mlir::Block* const body = argument.getOwner();
+    mlir::Operation* const loop = body->getParentOp();
+    const auto type = static_tensor(argument);
+    return is_regular(loop) && body == &block(loop, 1) && type && mlir::isa<mlir::FloatType>(type.getElementType()) &&
+           body->back().getOperand(argument.getArgNumber()) != argument;
+  };
+  const mlir::IRMapping none;
+  Slice slice(*value.getParentBlock(), none);
+  return slice.add(value) && llvm::any_of(slice.arguments, is_carried);
+}
+
+// Lets one branch do so. Returns whether anything has changed. If `reads_stored`, the branch reads what the earlier
+// choice returns of the iteration, even if it comes from outside of that choice: another loop has it only if stored.
+bool repeat_in_branch(mlir::Operation* forward, mlir::Operation* backward, unsigned number, int64_t product_number,
+                      bool reads_stored) {
   mlir::Block* const from = branch(forward, number);
   mlir::Block* const to = branch(backward, number);
   if (from == nullptr || to == nullptr || from->back().getNumOperands() != forward->getNumResults()) {
@@ -95,6 +113,9 @@ bool repeat_in_branch(mlir::Operation* forward, mlir::Operation* backward, unsig
       } else {
         known.map(value, mlir::Value(result));
       }
+    } else if (reads_stored && !result.use_empty() && value.getParentBlock() == forward->getBlock() &&
+               is_of_iteration(value)) {
+      known.map(value, mlir::Value(result));
     }
   }
   Slice slice(*from, known);
@@ -115,7 +136,7 @@ bool repeat_in_branch(mlir::Operation* forward, mlir::Operation* backward, unsig
   }
   for (const mlir::OpResult result : forward->getResults()) {
     mlir::Value value = from->back().getOperand(result.getResultNumber());
-    mlir::Value same = value.getParentBlock() == from ? known.lookupOrNull(value) : value;
+    mlir::Value same = value.getParentBlock() == from ? known.lookupOrNull(value) : known.lookupOrDefault(value);
     if (same && same != result) {
       mlir::Value(result).replaceUsesWithIf(same, is_read_here);
     }
@@ -237,6 +258,23 @@ void copy_constants(mlir::Operation* earlier, unsigned number, mlir::OpResult re
   }
 }
 
+bool compute_again(mlir::Operation* backward, int64_t first, const std::set<int64_t>& except, bool reads_stored) {
+  bool any = false;
+  for (mlir::Operation* const forward : earlier_choices(backward)) {
+    bool is_changed = false;
+    for (unsigned i = 0; i < backward->getNumRegions(); ++i, ++first) {
+      is_changed =
+          (!except.contains(first) && repeat_in_branch(forward, backward, i, first, reads_stored)) || is_changed;
+    }
+    if (is_changed) {
+      return_zeros(forward, backward);
+      remove_unused_results(forward);
+      any = true;
+    }
+  }
+  return any;
+}
+
 }  // namespace
 
 bool is_split_off(mlir::Value value) {
@@ -278,7 +316,7 @@ bool split_residuals_off(mlir::Operation* choice, int64_t first, const std::set<
   }
   builder.setInsertionPointAfter(choice);
   mlir::Operation* const split_off = builder.create(state);
-  if (!compute_branch_residuals_again(split_off, first, except)) {
+  if (!compute_again(split_off, first, except, true)) {
     split_off->erase();
     return false;
   }
@@ -299,19 +337,7 @@ bool split_residuals_off(mlir::Operation* choice, int64_t first, const std::set<
 bool reads_earlier_choice(mlir::Operation* op) { return !earlier_choices(op).empty(); }
 
 bool compute_branch_residuals_again(mlir::Operation* backward, int64_t first, const std::set<int64_t>& except) {
-  bool any = false;
-  for (mlir::Operation* const forward : earlier_choices(backward)) {
-    bool is_changed = false;
-    for (unsigned i = 0; i < backward->getNumRegions(); ++i, ++first) {
-      is_changed = (!except.contains(first) && repeat_in_branch(forward, backward, i, first)) || is_changed;
-    }
-    if (is_changed) {
-      return_zeros(forward, backward);
-      remove_unused_results(forward);
-      any = true;
-    }
-  }
-  return any;
+  return compute_again(backward, first, except, false);
 }
 
 }  // namespace flashlift::stablehlo

@@ -80,6 +80,22 @@ CHOICES |= {
         lambda i, x, w: jax.lax.scan(lambda x, layer: step(x, i + layer, w), x, LAYERS, reverse=True)[0],
     ),
     "in a loop by data": (1, lambda i, x, w: jax.lax.scan(lambda x, _: step_of_data(x, w), x, None, length=3)[0]),
+    "two layers in a loop": (
+        3,
+        lambda i, x, w: jax.lax.scan(
+            lambda x, layer: (
+                jax.lax.cond(
+                    (i + layer) % 2 > 0,
+                    lambda x: attend(jnp.tanh(attend(x, w, CAUSAL)), w, NEAR),
+                    lambda x: attend(x / 2, w, CAUSAL),
+                    x,
+                ),
+                None,
+            ),
+            x,
+            LAYERS[:2],
+        )[0],
+    ),
     "before another choice in a loop": (
         4,
         lambda i, x, w: jax.lax.scan(
