@@ -311,17 +311,17 @@ def _export_and_fuse(flat: Callable, shapes: list[jax.ShapeDtypeStruct], strict:
         shapes = [*map(_shape_of, constants), *shapes]
         traced = whole_function.trace(*shapes).jaxpr
 
-        def fuse_for(platform: str) -> tuple[export.Exported, stablehlo.FuseResult]:
+        def fuse_for(platform: str) -> tuple[export.Exported, str, stablehlo.FuseResult]:
             checks = export_checks()
             exported = export.export(whole_function, platforms=[platform], disabled_checks=checks)(*shapes)
+            text = exported.mlir_module()  # each call of it reads the module's bytecode and prints it anew
             # Calls are fused as for one device. FusedModule then lets XLA split them.
-            whole = re.sub(r"mhlo.num_partitions = \d+", "mhlo.num_partitions = 1", exported.mlir_module(), count=1)
-            return exported, stablehlo.fuse(whole, name=flat.__name__, gradients=True)
+            whole = re.sub(r"mhlo.num_partitions = \d+", "mhlo.num_partitions = 1", text, count=1)
+            return exported, text, stablehlo.fuse(whole, name=flat.__name__, gradients=True)
 
-        exported, fused = fuse_for(platform)
+        exported, original, fused = fuse_for(platform)
         if exported.ordered_effects:
             raise UnsupportedError("the function has ordered effects; take what has them out of it")
-        original = exported.mlir_module()
         # Within shard_map, the devices are known, and no array may have a sharding of the whole mesh.
         is_manual = AxisType.Manual in _axis_types()
         mesh = _mesh_of(traced) if exported.nr_devices > 1 and not is_manual else None
@@ -364,7 +364,7 @@ def _export_and_fuse(flat: Callable, shapes: list[jax.ShapeDtypeStruct], strict:
                     f"{flat.__name__} was fused for {platform} and is compiled for {other}, within another mesh or "
                     f"other settings of JAX; expected arrays on {platform}, JAX's default platform"
                 )
-            exported_for, fused_for = fuse_for(other)
+            exported_for, _, fused_for = fuse_for(other)
         assert isinstance(fused_for.module, str), "text gives text"
         return fused_for.module, exported_for.module_kept_var_idx
 
