@@ -49,6 +49,8 @@ def assert_close(mine, theirs, tolerance):
 
 def run_both_ways(function, operands, tolerance=2e-5):
     fused = flashlift.jax.fuse(function)
+    if fused.analyze(*operands).fused_count == 0:
+        return fused.report  # what would run is jax.jit(function) (test_what_stays_unfused_is_left_to_jax)
     mine, theirs = fused(*operands), jax.jit(function)(*operands)
     assert_close(mine, theirs, tolerance)
     return fused.report

@@ -465,6 +465,25 @@ def test_arrays_of_a_transformation_around(transformation):
     assert reports[0].fused_count == 0 and "expected such arrays among its arguments" in reports[0].reason
 
 
+def test_what_stays_unfused_is_left_to_jax():
+    """The operations of jax.jit(function), also with respect to gradients: tests of modules that must stay unfused need
+    no comparison of results."""
+    q = normal(1, 8, 2, 8)
+
+    def function(q):
+        p = jax.nn.softmax(jnp.einsum("bqhd,bkhd->bhqk", q, q) / 4)
+        return jnp.einsum("bhqk,bkhd->bqhd", p.at[..., 0].multiply(2.0), q) ** 2, p.sum()
+
+    both = lambda q: jax.vjp(function, q)[1]((q, 1.0))
+    for one in (function, both):
+        fused = flashlift.jax.fuse(one)
+        assert str(jax.make_jaxpr(fused)(q)) == str(jax.make_jaxpr(jax.jit(one))(q))
+        assert fused.report.candidates and fused.report.fused_count == 0, fused.report
+        assert fused.report.module == fused.report.original
+        for got, want in zip(jax.tree.leaves(fused(q)), jax.tree.leaves(jax.jit(one)(q)), strict=True):
+            np.testing.assert_array_equal(got, want)
+
+
 def test_nothing_to_fuse():
     x = normal(4, 4)
     fused = flashlift.jax.fuse(lambda x: {"y": x @ x})

@@ -116,8 +116,10 @@ CHOICES |= {
 
 
 def run_each(function, choices, *operands):
-    """Compares with XLA, for each of these indices."""
+    """Compares with XLA, for each of these indices, if anything is fused."""
     mine, theirs = flashlift.jax.fuse(function), jax.jit(function)
+    if mine.analyze(*choices[0], *operands).fused_count == 0:
+        return mine.report  # what would run is jax.jit(function) (test_what_stays_unfused_is_left_to_jax)
     for choice in choices:
         got, want = (jax.tree.leaves(each(*choice, *operands)) for each in (mine, theirs))
         for one, other in zip(got, want, strict=True):

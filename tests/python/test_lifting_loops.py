@@ -23,8 +23,10 @@ def normal(seed, *shape):
 
 
 def report(function, *arguments, tolerance=2e-5):
-    """Compares with XLA."""
+    """Compares with XLA if anything is fused."""
     mine = flashlift.jax.fuse(function)
+    if mine.analyze(*arguments).fused_count == 0:
+        return mine.report  # what would run is jax.jit(function) (test_what_stays_unfused_is_left_to_jax)
     got, want = jax.tree.leaves(mine(*arguments)), jax.tree.leaves(jax.jit(function)(*arguments))
     for one, other in zip(got, want, strict=True):
         one, other = np.asarray(one, np.float64), np.asarray(other, np.float64)

@@ -50,8 +50,10 @@ def by_xla(function, arguments):
 
 
 def compare(function, arguments):
-    """Compares with XLA. Returns the number of fused attentions, and the report."""
+    """Compares with XLA if anything is fused. Returns the number of fused attentions, and the report."""
     fused = flashlift.jax.fuse(function)
+    if fused.analyze(*arguments).fused_count == 0:
+        return 0, fused.report  # what would run is jax.jit(function) (test_what_stays_unfused_is_left_to_jax)
     tolerance = 2e-5 if arguments[0].dtype == np.float32 else 2e-2
     mine = jax.tree.leaves(fused(*arguments))
     for got, want in zip(mine, by_xla(function, arguments), strict=True):
