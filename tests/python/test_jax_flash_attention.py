@@ -251,6 +251,25 @@ def test_negative_segments_are_padding():
         )
 
 
+@pytest.mark.parametrize("dtype", [np.uint32, np.int64, np.uint64], ids=str)
+@pytest.mark.parametrize("call", [flash_attention, jax.jit(flash_attention)], ids=["eager", "jit"])
+def test_segments_that_are_hashes(dtype, call):
+    """Beyond int32, where some are negative, or equal to others."""
+    padding = -1 if dtype == np.int64 else 2
+    hashes = np.array([5, 2**31 + 5, padding, 2**32 - 1] if dtype == np.uint32 else [5, 2**32 + 5, padding, 2**62])
+    q, k, v = operands()
+    order = np.asarray([0, 2, 3, 1])
+    q_ids, kv_ids = order[np.arange(SQ) // 10][None], order[np.arange(SKV) // 14]
+    kv_ids = np.stack([kv_ids, kv_ids[::-1]])
+    keep = q_ids[:, None, :, None] == kv_ids[:, None, None, :]
+    keep &= (hashes >= 0)[q_ids][:, None, :, None]
+    with jax.enable_x64(dtype != np.uint32):
+        ids = [jnp.asarray(hashes[one].astype(dtype)) for one in (q_ids, kv_ids)]
+        out = call(q, k, v, q_segment_ids=ids[0], kv_segment_ids=ids[1])
+    want = emptied(plain(q, k, v, keep=keep)[0], jnp.broadcast_to(keep, (B, 1, SQ, SKV)))
+    np.testing.assert_allclose(out, want, atol=2e-5, rtol=1e-5)
+
+
 def test_lengths_of_a_padded_batch():
     ends_q, ends_k = jnp.asarray([0, 30, 30 + SQ]), jnp.asarray([0, 41, 41])
     q_ids = jnp.where(jnp.arange(SQ) < jnp.asarray([[30], [SQ]]), 0, -1)

@@ -104,8 +104,8 @@ def test_the_same_argument_by_two_names():
         ),
         ({"q_segment_ids": IDS_Q, "kv_segment_ids": IDS_K > 0}, r"kv_segment_ids is bool"),
         (
-            {"q_segment_ids": IDS_Q, "kv_segment_ids": np.full((B, SKV), 1 << 31, np.uint32)},
-            "kv_segment_ids has values from 2147483648",
+            {"q_segment_ids": IDS_Q, "kv_segment_ids": np.full((B, SKV), 1 << 40)},
+            "kv_segment_ids has values from 1099511627776 to 1099511627776; expected int32",
         ),
     ],
 )

@@ -16,17 +16,40 @@ def segment_pair(
 ) -> tuple[jax.Array, jax.Array]:
     """Both segment ids as int32 [batch or 1, length]."""
     names = ("q_segment_ids", "kv_segment_ids")
-    of_q, of_kv = _both(names, q_ids, kv_ids, query, key)
-    return _ids(names[0], of_q, query), _ids(names[1], of_kv, key)
+    given = _both(names, q_ids, kv_ids, query, key)
+    ids = [_ids(name, one, of) for name, one, of in zip(names, given, (query, key), strict=True)]
+    if not all(map(_fits, given, ids)):
+        ids = _renumbered(*ids)
+    return ids[0].astype(jnp.int32), ids[1].astype(jnp.int32)
 
 
 def _ids(name: str, given: ArrayLike, of: jax.Array) -> jax.Array:
-    ids = _int32(name, given)
+    ids = _integers(name, given)
     if ids.ndim != 2 or ids.shape[0] not in (1, of.shape[0]) or ids.shape[1] != of.shape[1]:
         raise InvalidArgumentError(
             f"{name} is {described(ids)}; expected an integer for each position: {[of.shape[0], of.shape[1]]}"
         )
     return ids
+
+
+def _fits(given: ArrayLike, ids: jax.Array) -> bool:
+    """Whether int32 surely has all values."""
+    if ids.dtype.itemsize < 4 or ids.dtype == jnp.int32:
+        return True
+    values = known(given)
+    return values is not None and (values.size == 0 or bool(values.max() <= _INT32.max and values.min() >= _INT32.min))
+
+
+def _renumbered(q_ids: jax.Array, kv_ids: jax.Array) -> list[jax.Array]:
+    """Other ids for the same segments: for hashes of documents, which int32 would make padding, or equal to others."""
+    unsigned = jnp.uint64 if max(q_ids.dtype.itemsize, kv_ids.dtype.itemsize) == 8 else jnp.uint32
+    batch = q_ids.shape[0] if kv_ids.shape[0] == 1 else kv_ids.shape[0]
+    values = [
+        jnp.broadcast_to(jnp.where(one < 0, 0, one).astype(unsigned), (batch, one.shape[1])) for one in (q_ids, kv_ids)
+    ]
+    in_order = jnp.sort(jnp.concatenate(values, axis=1), axis=1)
+    numbers = [jax.vmap(jnp.searchsorted)(in_order, one) for one in values]
+    return [jnp.where(ids < 0, -1, one) for ids, one in zip((q_ids, kv_ids), numbers, strict=True)]
 
 
 def keep_padding_apart(q_ids: jax.Array, kv_ids: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -107,10 +130,17 @@ def _both(
 
 
 def _int32(name: str, given: ArrayLike) -> jax.Array:
+    return _integers(name, given, np.iinfo(np.int32)).astype(jnp.int32)
+
+
+def _integers(name: str, given: ArrayLike, limits: np.iinfo | None = None) -> jax.Array:
+    """An array of integers, whose values, if they are known, are within limits: without any, those of its type, which
+    may be narrower than what was given."""
     values = known(given)
     array = as_array(name, given)
     if not jnp.issubdtype(array.dtype, jnp.integer):
         raise InvalidArgumentError(f"{name} is {described(array)}; expected int32 or other integers")
-    if values is not None and values.size and not (_INT32.min <= values.min() and values.max() <= _INT32.max):
-        raise InvalidArgumentError(f"{name} has values from {values.min()} to {values.max()}; expected int32")
-    return array.astype(jnp.int32)
+    limits = limits or np.iinfo(array.dtype)
+    if values is not None and values.size and not (limits.min <= values.min() and values.max() <= limits.max):
+        raise InvalidArgumentError(f"{name} has values from {values.min()} to {values.max()}; expected {limits.dtype}")
+    return array
