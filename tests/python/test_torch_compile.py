@@ -66,6 +66,50 @@ def test_compile_of_a_score_that_changes_in_place():
         torch.testing.assert_close(gradients[-1], gradients[0], atol=1e-5, rtol=1e-5)
 
 
+PARTS = {
+    "ellipsis": lambda s, table, h, i, j: s + table[..., j].sum(0)[i],
+    "slice": lambda s, table, h, i, j: s + table[h, :, j].mean(),
+    "slice_of_numbers": lambda s, table, h, i, j: s + table[h, 1:3, j].sum(),
+    "new_dimension": lambda s, table, h, i, j: s + table[h, None, i, j][0],
+    "list": lambda s, table, h, i, j: s + table[[0, 2], i, j].sum(),
+    "no_dimension": lambda s, table, h, i, j: s + table[h][i][..., j, ...],
+    "of_a_mask": lambda s, table, h, i, j: torch.where((table > 0)[..., h, i, j], s, s - 1),
+}
+
+
+@pytest.mark.parametrize("name", PARTS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_compile_of_indices_that_are_more_than_scalars(name, dtype):
+    q, k, v = (one.to(dtype).requires_grad_() for one in tensors())
+    table = torch.randn(4, 60, 60, requires_grad=True)
+
+    def model(q, k, v):
+        return flex_attention(q, k, v, lambda s, b, h, i, j: PARTS[name](s, table, h, i, j))
+
+    results = []
+    for call in (model, torch.compile(model, fullgraph=True, backend="aot_eager")):
+        out = call(q, k, v)
+        given = (q, k, v) if name == "of_a_mask" else (q, k, v, table)
+        results.append([out, *torch.autograd.grad(out.sin().sum(), given)])
+    for eager, compiled in zip(*results, strict=True):
+        torch.testing.assert_close(compiled, eager, atol=0, rtol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@torch.no_grad()
+def test_compile_of_the_type_of_a_score(dtype):
+    q, k, v = (one.to(dtype) for one in tensors())
+    table = torch.randn(60)
+
+    def attend(score_mod):
+        compiled = torch.compile(flex_attention, fullgraph=True, backend="aot_eager")
+        assert torch.equal(compiled(q, k, v, score_mod), flex_attention(q, k, v, score_mod))
+
+    attend(lambda s, b, h, i, j: torch.lerp(s, table[i], 0.3))
+    attend(lambda s, b, h, i, j: s + table[j].to(s.dtype))
+    attend(lambda s, b, h, i, j: s + torch.finfo(s.dtype).eps * 200 * j)
+
+
 @torch.no_grad()
 @pytest.mark.parametrize("dynamic", [None, True])
 def test_compile_of_a_score_that_is_a_number(dynamic):

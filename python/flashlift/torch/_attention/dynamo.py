@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, cast
 
 import torch
+from torch._dynamo import _trace_wrapped_higher_order_op
 from torch._dynamo.variables import higher_order_ops
 from torch._ops import HigherOrderOperator
 
@@ -22,7 +23,7 @@ from flashlift.torch._internals import disable_modes, hides_open_sizes
 from flashlift.torch._mods import Leaves
 from flashlift.torch._program import LARGEST_ARGUMENT
 from flashlift.torch._run.graphs import prepare_inductor
-from flashlift.torch._trace import Trace, as_tensor, hint_of, open_size_error, trace
+from flashlift.torch._trace import IndexByTensors, Trace, as_tensor, hint_of, open_size_error, trace
 
 _NAME = "flashlift_flex_attention"
 
@@ -238,6 +239,16 @@ flex_attention_hop = _FlexAttention()
 class _Variable(higher_order_ops.FlexAttentionHigherOrderVariable):
     _HOP_NAME = "flashlift.torch.flex_attention"
 
+    def create_wrapped_node(self, *args: Any, **kwargs: Any) -> Any:
+        """With our indexing in place of Dynamo's, which takes neither table[..., h] nor table[h, :], and
+        table[[0, 2], h] for table[0, 2, h]. Dynamo compiles in one thread at a time."""
+        its_own = _trace_wrapped_higher_order_op.TransformGetItemToIndex
+        _trace_wrapped_higher_order_op.TransformGetItemToIndex = IndexByTensors  # type: ignore
+        try:
+            return super().create_wrapped_node(*args, **kwargs)
+        finally:
+            _trace_wrapped_higher_order_op.TransformGetItemToIndex = its_own  # type: ignore
+
 
 higher_order_ops._hop_name_to_variable_class[_NAME] = _Variable
 
@@ -269,13 +280,15 @@ def _same_score(
 
 def _of_copy(score_mod: Any) -> Any:
     """The score_mod, called with a copy of the score, which it may change in place: Dynamo's score is a leaf of
-    autograd's graph, where PyTorch refuses that. It may return a number, which Dynamo refuses if it is a float."""
+    autograd's graph, where PyTorch refuses that. Dynamo's has the type of the query, too, where ours is float32. The
+    mod may return a number, which Dynamo refuses if it is a float."""
 
     def of_copy(
         score: torch.Tensor, b: torch.Tensor, h: torch.Tensor, q: torch.Tensor, kv: torch.Tensor
     ) -> torch.Tensor:
-        result = score_mod(score.clone(), b, h, q, kv)
-        return score.new_full((), result) if isinstance(result, float) else result
+        copied = score.clone() if score.dtype == torch.float64 else score.clone().float()
+        result = score_mod(copied, b, h, q, kv)
+        return copied.new_full((), result) if isinstance(result, float) else result
 
     return of_copy
 
