@@ -123,7 +123,8 @@ def test_an_empty_table_reads_as_one_zero(read):
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_gradients_of_small_tables_are_sums_in_float32(dtype):
-    """Of elements of 16 bits that thousands of scores read."""
+    """Of elements of 16 bits that thousands of scores read. (Sums in 16 bits would be wrong by a third. The terms are rounded
+    to 16 bits: of the first element they are several times as large as their sum.)"""
     q, k, v = normal(1, 64, 4, 8), normal(1, 64, 4, 8), jnp.abs(normal(1, 64, 4, 8)) / 16
 
     def loss(table):
@@ -131,7 +132,7 @@ def test_gradients_of_small_tables_are_sums_in_float32(dtype):
         return flash_attention(q, k, v, score_mod=near, normalize_output=False).sum()
 
     table = jnp.zeros(3)
-    np.testing.assert_allclose(jax.grad(loss)(table.astype(dtype)), jax.grad(loss)(table), rtol=5e-3)
+    np.testing.assert_allclose(jax.grad(loss)(table.astype(dtype)), jax.grad(loss)(table), rtol=5e-3, atol=5e-2)
 
 
 BAD_KEYS = jnp.arange(7) >= 5
