@@ -56,6 +56,26 @@ void write_element(DType dtype, std::byte* at, Random& random) {
   }
 }
 
+// In the order of the indices. Each index moves on from the one before: problem::element_offset() of every element,
+// with its divisions, took longer than what is done with the element.
+template <typename Visit>
+void for_each_element(const TensorView& view, const Visit& visit) {
+  const auto size = static_cast<int64_t>(size_in_bytes(view.dtype));
+  std::array<int64_t, kMaxRank> index{};
+  int64_t offset = 0;
+  for (int64_t left = view.element_count(); left > 0; --left) {
+    visit(static_cast<std::byte*>(view.data) + offset * size);
+    for (int d = view.rank - 1; d >= 0; --d) {
+      offset += view.strides[d];
+      if (++index[static_cast<size_t>(d)] < view.sizes[d]) {
+        break;
+      }
+      offset -= view.sizes[d] * view.strides[d];
+      index[static_cast<size_t>(d)] = 0;
+    }
+  }
+}
+
 // Integers from low to high, both included.
 template <typename T>
 void draw_integers(const TensorView& view, int64_t low, int64_t high, Random& random) {
@@ -182,23 +202,17 @@ void make_all(const Problem& p, AttentionArguments& views, Random& random, const
 }  // namespace
 
 void fill(const TensorView& view, Random& random) {
-  const int64_t count = view.element_count();
-  for (int64_t i = 0; i < count; ++i) {
-    const int64_t offset = problem::element_offset(view, i);
-    write_element(view.dtype,
-                  static_cast<std::byte*>(view.data) + offset * static_cast<int64_t>(size_in_bytes(view.dtype)),
-                  random);
-  }
+  for_each_element(view, [&](std::byte* element) { write_element(view.dtype, element, random); });
 }
 
 std::vector<std::byte> bits_of(const TensorView& view) {
   const size_t size = size_in_bytes(view.dtype);
   std::vector<std::byte> bits(static_cast<size_t>(view.element_count()) * size);
-  for (int64_t i = 0; i < view.element_count(); ++i) {
-    const auto* from =
-        static_cast<const std::byte*>(view.data) + problem::element_offset(view, i) * static_cast<int64_t>(size);
-    std::memcpy(bits.data() + static_cast<size_t>(i) * size, from, size);
-  }
+  std::byte* to = bits.data();
+  for_each_element(view, [&](const std::byte* element) {
+    std::memcpy(to, element, size);
+    to += size;
+  });
   return bits;
 }
 
