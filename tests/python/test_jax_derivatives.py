@@ -123,8 +123,8 @@ def test_an_empty_table_reads_as_one_zero(read):
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_gradients_of_small_tables_are_sums_in_float32(dtype):
-    """Of elements of 16 bits that thousands of scores read. (Sums in 16 bits would be wrong by a third. The terms are rounded
-    to 16 bits: of the first element they are several times as large as their sum.)"""
+    """Of elements of 16 bits that thousands of scores read. (Sums in 16 bits would be wrong by a third. The terms are
+    rounded to 16 bits: those of the first element are several times as large as their sum.)"""
     q, k, v = normal(1, 64, 4, 8), normal(1, 64, 4, 8), jnp.abs(normal(1, 64, 4, 8)) / 16
 
     def loss(table):
