@@ -123,16 +123,16 @@ def test_an_empty_table_reads_as_one_zero(read):
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_gradients_of_small_tables_are_sums_in_float32(dtype):
-    """Of elements of 16 bits that thousands of scores read. (Sums in 16 bits would be wrong by a third. The terms are
-    rounded to 16 bits: those of the first element are several times as large as their sum.)"""
+    """Of elements of 16 bits that thousands of scores read: sums in 16 bits are wrong by a quarter. (What few scores read
+    may be a small difference of large terms, each rounded to 16 bits.)"""
     q, k, v = normal(1, 64, 4, 8), normal(1, 64, 4, 8), jnp.abs(normal(1, 64, 4, 8)) / 16
 
     def loss(table):
-        near = lambda s, b, h, q, kv: s * (1 + table[jnp.minimum(jnp.abs(q - kv), 2)])
-        return flash_attention(q, k, v, score_mod=near, normalize_output=False).sum()
+        by_diagonal = lambda s, b, h, q, kv: s * (1 + table[(q + kv) % 3])
+        return flash_attention(q, k, v, score_mod=by_diagonal, normalize_output=False).sum()
 
     table = jnp.zeros(3)
-    np.testing.assert_allclose(jax.grad(loss)(table.astype(dtype)), jax.grad(loss)(table), rtol=5e-3, atol=5e-2)
+    np.testing.assert_allclose(jax.grad(loss)(table.astype(dtype)), jax.grad(loss)(table), rtol=5e-3)
 
 
 BAD_KEYS = jnp.arange(7) >= 5
