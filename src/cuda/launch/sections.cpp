@@ -100,6 +100,8 @@ Rings choose_rings(int64_t heads, int64_t query_tiles, int64_t key_tiles, const 
 
 namespace {
 
+constexpr int64_t kSumSizes = 3;  // of sums of d_q: what the cache holds, since queries and d_out are read, too
+
 // The largest power of two of heads whose sums of d_q fit so many bytes, or 0.
 int64_t heads_that_fit(const Sm90BackwardKernel& kernel, int q_len, int64_t bytes) {
   const int64_t sums = int64_t{q_len} * kernel.config.head_dim_padded * static_cast<int64_t>(sizeof(float));
@@ -144,8 +146,7 @@ int alternating_heads(const Sm90BackwardKernel& kernel, int group, int q_len, in
     }
     if (kernel.heads_take_turns && !take_turns && kernel.config.kv_tile > 64) {
       constexpr int64_t kMostShort = 32;
-      constexpr int64_t kSizes = 3;  // of sums: as in choose_key_order()
-      heads = std::max(heads, std::min(kMostShort, heads_that_fit(kernel, q_len, device.l2_bytes / kSizes)));
+      heads = std::max(heads, std::min(kMostShort, heads_that_fit(kernel, q_len, device.l2_bytes / kSumSizes)));
     }
     heads = std::max(heads, least);
     if (take_turns || !kernel.config.has_mask_mod) {
@@ -165,11 +166,10 @@ int alternating_heads(const Sm90BackwardKernel& kernel, int group, int q_len, in
 KeyOrder choose_key_order(const Sm90BackwardKernel& kernel, int64_t heads, int group, int q_len, int kv_len,
                           const Device& device) {
   constexpr int64_t kMost = 16;
-  constexpr int64_t kSizes = 3;  // of sums: what the cache holds, since queries and d_out are read, too
   constexpr int64_t kBusy = 95;  // percent of the key tiles that run at once, at least
   const int64_t least = kernel.roles ? 2 : 1;
   const int64_t at_once = kernel.roles ? device.multiprocessors / 2 : device.multiprocessors;
-  int64_t together = std::clamp(heads_that_fit(kernel, q_len, device.l2_bytes / kSizes), least, kMost);
+  int64_t together = std::clamp(heads_that_fit(kernel, q_len, device.l2_bytes / kSumSizes), least, kMost);
   // Few heads: two sections, if one of them occupies the GPU.
   const int64_t key_tiles = divide_up(int64_t{kv_len}, kernel.config.q_tile);
   while (together >= heads && together > 1 && 100 * (together / 2) * key_tiles >= kBusy * at_once) {
