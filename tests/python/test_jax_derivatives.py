@@ -123,8 +123,8 @@ def test_an_empty_table_reads_as_one_zero(read):
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_gradients_of_small_tables_are_sums_in_float32(dtype):
-    """Of elements of 16 bits that thousands of scores read: sums in 16 bits are wrong by a quarter. (What few scores read
-    may be a small difference of large terms, each rounded to 16 bits.)"""
+    """Of elements of 16 bits that thousands of scores read: sums in 16 bits are wrong by a quarter. (What few scores
+    read may be a small difference of large terms, each rounded to 16 bits.)"""
     q, k, v = normal(1, 64, 4, 8), normal(1, 64, 4, 8), jnp.abs(normal(1, 64, 4, 8)) / 16
 
     def loss(table):
