@@ -28,6 +28,7 @@ TOLERANCE = 1e-4  # of a result's largest number, unless the module itself is mo
 # cancels.
 ROUNDINGS = 4 * 2.0**-24
 BATCH = 12  # functions in one module: with this number, compilation per function is fastest
+_fused_platform = "cpu"  # where fused modules run
 
 
 @dataclass
@@ -80,12 +81,27 @@ def with_gradients(function, floats):
     return both
 
 
-def compile_and_run(text, arguments, overrides=()):
-    """The results of a module's text on XLA:CPU; compiled quickly, because it runs only a few times."""
-    device = jax.devices("cpu")[0]
+def run_fused_on(platform):
+    """Lets fused modules run on the first device of a platform, "cpu" or "gpu", or raises a RuntimeError if it has none.
+    The originals run on the CPU, whose products are the more exact ones."""
+    global _fused_platform
+    jax.devices(platform)
+    _fused_platform = platform
+    if platform != "cpu":
+        jax.config.update("jax_default_device", jax.devices("cpu")[0])  # for which modules are lowered
+        jax.config.update("jax_default_matmul_precision", "highest")  # no TF32 in what is not fused
+
+
+def compile_and_run(text, arguments, overrides=(), platform="cpu"):
+    """The results of a module's text on a platform's first device; compiled quickly for CPUs, because it runs only a few
+    times."""
+    device = jax.devices(platform)[0]
     options = xla_client.CompileOptions()
-    options.executable_build_options.debug_options.xla_backend_optimization_level = 1
-    options.executable_build_options.debug_options.xla_llvm_disable_expensive_passes = True
+    if platform == "cpu":
+        options.executable_build_options.debug_options.xla_backend_optimization_level = 1
+        options.executable_build_options.debug_options.xla_llvm_disable_expensive_passes = True
+    else:  # which otherwise leaves out conversions to 16 bits and back
+        overrides = [*overrides, ("xla_allow_excess_precision", False)]
     options.env_option_overrides = list(overrides)
     with jax_mlir.make_ir_context():
         module = ir.Module.parse(text)
@@ -185,7 +201,7 @@ def check(batch, form, summary):
     arguments = [jnp.asarray(x) for drawn in batch for x in drawn.arguments]
     text = lowered(together, arguments)
     want, original = compile_and_run(text, arguments)
-    got, _ = compile_and_run(fused(text, form).module, arguments)
+    got, _ = compile_and_run(fused(text, form).module, arguments, platform=_fused_platform)
     ends = list(itertools.accumulate(results, initial=0))
     sizes = [
         sizes_of_results(drawn, arguments[begin : begin + len(drawn.arguments)])
@@ -223,7 +239,7 @@ def is_as_written(drawn, form):
     arguments = [jnp.asarray(x) for x in drawn.arguments]
     text = lowered(drawn.function, arguments)
     want, _ = compile_and_run(text, arguments, [("xla_disable_hlo_passes", "algsimp")])
-    got, _ = compile_and_run(fused(text, form).module, arguments)
+    got, _ = compile_and_run(fused(text, form).module, arguments, platform=_fused_platform)
     pairs = [disagreement(one, other) for one, other in zip(want, got, strict=True)]
     return all(error <= drawn.tolerance and (not gained or drawn.may_overflow) for error, gained in pairs)
 

@@ -1,6 +1,6 @@
 """Draws modules of every kind in turn, and compares what is fused of them with XLA.
 
-    build/venv/bin/python tests/corpus/soak.py [--count N] [--seed N] [--kind KIND]...
+    build/venv/bin/python tests/corpus/soak.py [--count N] [--seed N] [--kind KIND]... [--platform gpu]
 
 Prints a line for each module that disagrees, with the command that makes it again, a line of progress after each round
 of all kinds, and a summary.
@@ -32,7 +32,14 @@ def main():
     parser.add_argument("--count", type=int, default=10000, help="how many modules to draw, of all kinds together")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--kind", action="append", choices=KINDS, help="only this one; may be given several times")
+    parser.add_argument(
+        "--platform", choices=("cpu", "gpu"), default="cpu", help="where fused modules run; XLA:CPU runs the originals"
+    )
     options = parser.parse_args()
+    try:
+        random_modules.run_fused_on(options.platform)
+    except RuntimeError as error:
+        sys.exit(f"JAX finds no {options.platform} here: {error}")
     kinds = options.kind or list(KINDS)
     share = -(-options.count // len(kinds))
     flashlift.jax.register()
