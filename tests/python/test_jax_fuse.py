@@ -287,6 +287,46 @@ def test_batching():
     assert_same(loss(fused)(k), loss(function)(k), atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    "gradient",
+    [
+        lambda f, q, k: jax.grad(squares(jax.vmap(f)), (0, 1))(q, k),
+        lambda f, q, k: jax.jit(jax.grad(squares(jax.vmap(f, (None, 1))), (0, 1)))(q[0], jnp.moveaxis(k, 0, 1)),
+        lambda f, q, k: jax.grad(squares(jax.vmap(jax.vmap(f))), (0, 1))(q[None], k[None]),
+    ],
+)
+def test_gradients_of_batches_with_a_gradient_of_their_own(gradient):
+    @jax.custom_vjp
+    def clipped(x):
+        return x
+
+    clipped.defvjp(lambda x: (x, None), lambda _, d_x: (jnp.clip(d_x, -0.01, 0.01),))  # and no forward mode
+    function = lambda q, k: attention(clipped(q), k, k)
+    q, k = normal(3, 1, 16, 2, 8), normal(3, 1, 16, 2, 8)
+    fused = flashlift.jax.fuse(function, strict=True)
+    assert_same(gradient(fused, q, k), gradient(function, q, k), atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:flashlift.jax computes")
+@pytest.mark.parametrize("axes", [0, (0, None, 0), (0, None, None)])
+def test_results_that_a_batch_shares(axes):
+    def function(x, factor):
+        return attention(x, x, x) * factor, 2 * factor, jnp.int32(3)
+
+    fused = flashlift.jax.fuse(function, strict=True)
+    x, factor = normal(3, 1, 16, 2, 8), jnp.float32(2)
+    mapped = lambda f: jax.vmap(f, (0, None), axes)
+    of_factor = lambda f: lambda factor: mapped(f)(x, factor)[:2]
+    loss = lambda f: lambda factor: sum((one**2).sum() for one in of_factor(f)(factor))
+    for result in (
+        lambda f: mapped(f)(x, factor),
+        lambda f: jax.jit(mapped(f))(x, factor),
+        lambda f: jax.jvp(of_factor(f), (factor,), (factor,)),
+        lambda f: jax.value_and_grad(loss(f))(factor),
+    ):
+        assert_same(result(fused), result(function), atol=1e-5)
+
+
 def test_weak_types_and_scalars():
     q = normal(1, 16, 2, 8)
 

@@ -155,6 +155,13 @@ with jax.set_mesh(explicit):
         assert jax.tree.map(jax.typeof, found) == jax.tree.map(jax.typeof, expected)
         assert "all-gather" not in jax.jit(fused).lower(*typed).compile().as_text()
         assert_close(fused(*typed), expected)
+    # Of a split batch of calls, with queries of their own whose tangent all of them share.
+    batch = lambda f: lambda q, k, shared: jax.vmap(f)(q + shared, k, k * shared)
+    given = [jax.device_put(one, NamedSharding(explicit, P("data"))) for one in qkv[:2]] + [normal(24, 8, 8)]
+    both = flashlift.jax.fuse(causal, strict=True), causal
+    found, expected = (jax.jit(gradient_of(batch(f)))(*given) for f in both)
+    assert jax.tree.map(jax.typeof, found) == jax.tree.map(jax.typeof, expected)
+    assert_close(found, expected)
 print("agree")
 """
 

@@ -163,8 +163,7 @@ class FusedFunction:
         fused, report = _export_and_fuse(flat, shapes, strict)
         if report.fused_count == 0:
             return fused, report
-        batches: dict[Hashable, tuple[Callable, Report]] = {}
-        backwards: dict[Hashable, Callable] = {}
+        batches: dict[Hashable, tuple[Callable, Report, Any, list[bool]]] = {}
         derivatives: dict[tuple[int, ...], Tangent] = {}
 
         @custom_vmap
@@ -178,46 +177,10 @@ class FusedFunction:
             batched_shapes = [_shape_of(leaf) for leaf in leaves]
             key = (tuple(batched), _key_of(batched_shapes))
             if key not in batches:
-                over = jax.vmap(flat, in_axes=tuple(0 if is_batched else None for is_batched in batched))
-                batches[key] = self._build(functools.wraps(flat)(over), batched_shapes, strict)
-            batched_call, self._latest = batches[key]
-            result = batched_call(*leaves)
-            return result, jax.tree.map(lambda _: True, result)
-
-        def derivative(wanted: tuple[int, ...]) -> Tangent:
-            """With respect to the leaves of these numbers."""
-
-            def of_wanted(leaves: Sequence[Any]) -> Callable[..., list]:
-                def function(*given: Any) -> list:
-                    full = list(leaves)
-                    for i, one in zip(wanted, given, strict=True):
-                        full[i] = one
-                    return _differentiable(flat(*full))
-
-                return function
-
-            def forward(leaves: Sequence[Any], tangents: Sequence[Any]) -> list:
-                return jax.jvp(of_wanted(leaves), [leaves[i] for i in wanted], list(tangents))[1]
-
-            def backward(leaves: Sequence[Any], asked: tuple[int, ...], cotangents: Sequence[Any]) -> list:
-                """Fused like any other function: its attention, forward and backward, becomes fused calls."""
-                has_gradient = tuple(one is not None for one in cotangents)
-                count = len(leaves)
-
-                def gradient(*arguments: Any) -> list:
-                    own, given = arguments[:count], list(arguments[count:])
-                    used = lambda *some: list(itertools.compress(of_wanted(own)(*some), has_gradient))
-                    gradients = jax.vjp(used, *[own[i] for i in wanted])[1](given)
-                    return [gradients[i] for i in asked]
-
-                arguments = (*leaves, *(one for one in cotangents if one is not None))
-                shapes = [_shape_of(one) for one in arguments]
-                key = (wanted, asked, has_gradient, _key_of(shapes))
-                if key not in backwards:
-                    backwards[key] = self._build(functools.wraps(flat)(gradient), shapes, strict=False)[0]
-                return backwards[key](*arguments)
-
-            return Tangent(flat.__name__, jax.sharding.get_abstract_mesh(), forward, backward)
+                over, tree, are_mapped = _over_batch(flat, batched, batched_shapes)
+                batches[key] = (*self._build(over, batched_shapes, strict), tree, are_mapped)
+            batched_call, self._latest, tree, are_mapped = batches[key]
+            return jax.tree.unflatten(tree, batched_call(*leaves)), jax.tree.unflatten(tree, are_mapped)
 
         @jax.custom_jvp
         def differentiable(*leaves: Any) -> Any:
@@ -227,7 +190,7 @@ class FusedFunction:
         def _(leaves: tuple, tangents: tuple) -> tuple[Any, Any]:
             wanted = tuple(i for i, one in enumerate(tangents) if not isinstance(one, SymbolicZero))
             if wanted not in derivatives:
-                derivatives[wanted] = derivative(wanted)
+                derivatives[wanted] = self._derivative(flat, wanted, jax.sharding.get_abstract_mesh())
             result = differentiable(*leaves)  # itself, so that a second derivative finds this rule, too
             types = [jax.typeof(one).to_tangent_aval() for one in _differentiable(result)]
             moved = iter(derivatives[wanted](leaves, [tangents[i] for i in wanted], types))
@@ -236,6 +199,51 @@ class FusedFunction:
             )
 
         return jax.jit(differentiable), report
+
+    def _derivative(self, flat: Callable, wanted: tuple[int, ...], mesh: Any) -> Tangent:
+        """With respect to the leaves of these numbers."""
+        backwards: dict[Hashable, Callable] = {}
+
+        def of_wanted(leaves: Sequence[Any]) -> Callable[..., list]:
+            def function(*given: Any) -> list:
+                full = list(leaves)
+                for i, one in zip(wanted, given, strict=True):
+                    full[i] = one
+                return _differentiable(flat(*full))
+
+            return function
+
+        def forward(leaves: Sequence[Any], tangents: Sequence[Any]) -> list:
+            return jax.jvp(of_wanted(leaves), [leaves[i] for i in wanted], list(tangents))[1]
+
+        def backward(leaves: Sequence[Any], asked: tuple[int, ...], cotangents: Sequence[Any]) -> list:
+            """Fused like any other function: its attention, forward and backward, becomes fused calls."""
+            has_gradient = tuple(one is not None for one in cotangents)
+            count = len(leaves)
+
+            def gradient(*arguments: Any) -> list:
+                own, given = arguments[:count], list(arguments[count:])
+                used = lambda *some: list(itertools.compress(of_wanted(own)(*some), has_gradient))
+                gradients = jax.vjp(used, *[own[i] for i in wanted])[1](given)
+                return [gradients[i] for i in asked]
+
+            arguments = (*leaves, *(one for one in cotangents if one is not None))
+            shapes = [_shape_of(one) for one in arguments]
+            key = (asked, has_gradient, _key_of(shapes))
+            if key not in backwards:
+                backwards[key] = self._build(functools.wraps(flat)(gradient), shapes, strict=False)[0]
+            return backwards[key](*arguments)
+
+        batches: dict[tuple[bool, ...], tuple[Tangent, list[bool]]] = {}
+
+        def of_batch(batched: tuple[bool, ...], leaves: Sequence[Any]) -> tuple[Tangent, list[bool]]:
+            if batched not in batches:
+                results = functools.wraps(flat)(lambda *own: _differentiable(flat(*own)))
+                over, _, are_mapped = _over_batch(results, batched, [_shape_of(leaf) for leaf in leaves])
+                batches[batched] = self._derivative(over, wanted, mesh), are_mapped
+            return batches[batched]
+
+        return Tangent(flat.__name__, mesh, wanted, forward, backward, of_batch)
 
 
 @overload
@@ -379,6 +387,39 @@ def _export_and_fuse(flat: Callable, shapes: list[jax.ShapeDtypeStruct], strict:
         return jax.tree.unflatten(out_tree, module(*leaves))
 
     return run, Report(fused.candidates, "", original, fused.module)
+
+
+def _over_batch(
+    flat: Callable, batched: Sequence[bool], shapes: Sequence[jax.ShapeDtypeStruct]
+) -> tuple[Callable, Any, list[bool]]:
+    """The function of a batch of leaves, which gives a list; the tree of these results; and which of them are mapped.
+    The others are those of a single call: jax.vmap's out_axes may be None for these."""
+    axes = tuple(0 if is_batched else None for is_batched in batched)
+    tree: Any = None
+    are_mapped: list[bool] = []
+
+    def noted(number: int, result: Any) -> Any:
+        @custom_vmap
+        def same(one: Any) -> Any:
+            return one
+
+        @same.def_vmap
+        def _(_: int, is_mapped: Sequence[bool], one: Any) -> tuple[Any, bool]:
+            are_mapped[number] = is_mapped[0]
+            return one, is_mapped[0]
+
+        return same(result)
+
+    def noting(*leaves: Any) -> list[Any]:
+        nonlocal tree
+        results, tree = jax.tree.flatten(flat(*leaves))
+        are_mapped[:] = [False] * len(results)
+        return [noted(i, one) for i, one in enumerate(results)]
+
+    jax.eval_shape(jax.vmap(noting, in_axes=axes), *shapes)
+    in_a_list = lambda *leaves: jax.tree.leaves(flat(*leaves))
+    over = jax.vmap(in_a_list, in_axes=axes, out_axes=[0 if is_mapped else None for is_mapped in are_mapped])
+    return functools.wraps(flat)(over), tree, are_mapped
 
 
 def _is_partly_manual() -> bool:

@@ -11,8 +11,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
+
+from flashlift.jax._sharding import with_first_dimension, without_dimension
 
 
 @dataclass(frozen=True, eq=False)
@@ -21,35 +24,21 @@ class Tangent:
 
     name: str
     mesh: Any  # that was set where the function was called
+    wanted: tuple[int, ...]  # the arguments that have tangents
     forward: Callable[[Sequence[Any], Sequence[Any]], list[Any]]
     """The tangents of the results. Of the arguments, and the tangents of some of these."""
     backward: Callable[[Sequence[Any], tuple[int, ...], Sequence[Any]], list[Any]]
     """Gradients. Of the arguments, of the places of the wanted gradients among the tangents, and of the gradients with
     respect to the results, None for zeros."""
+    of_batch: Callable[[tuple[bool, ...], Sequence[Any]], tuple["Tangent", list[bool]]]
+    """The derivative of the function over a batch, and which of its tangents are mapped. Of which of the arguments are
+    mapped, over their first dimension, and of the arguments."""
 
     def __call__(
         self, arguments: Sequence[Any], tangents: Sequence[Any], results: Sequence[jax.core.ShapedArray]
     ) -> list[Any]:
         """The tangents of the results, which have these types."""
         return tangent_p.bind(*arguments, *tangents, of=self, count=len(arguments), results=tuple(results))
-
-    def batched(self, of_arguments: Sequence[Any], of_tangents: Sequence[Any]) -> "Tangent":
-        """Of a batch of calls: for each argument and each tangent the dimension that is mapped, or None."""
-
-        def forward(arguments: Sequence[Any], tangents: Sequence[Any]) -> list[Any]:
-            dims = list(of_arguments), list(of_tangents)
-            return jax.vmap(self.forward, in_axes=dims)(list(arguments), list(tangents))
-
-        def backward(arguments: Sequence[Any], wanted: tuple[int, ...], cotangents: Sequence[Any]) -> list[Any]:
-            of_one = lambda given, some: self.backward(given, wanted, some)
-            dims = [of_tangents[i] for i in wanted]
-            gradients = jax.vmap(of_one, in_axes=(list(of_arguments), 0))(list(arguments), list(cotangents))
-            return [
-                one.sum(axis=0) if dim is None else jax.numpy.moveaxis(one, 0, dim)
-                for one, dim in zip(gradients, dims, strict=True)
-            ]
-
-        return Tangent(self.name, self.mesh, forward, backward)
 
 
 tangent_p = Primitive("flashlift_fused_tangent")
@@ -102,10 +91,33 @@ def _differentiate(
 
 def _batch(
     operands: Sequence[Any], dims: Sequence[Any], *, of: Tangent, count: int, results: tuple[Any, ...]
-) -> tuple[list[Any], list[int]]:
-    batched = of.batched(dims[:count], dims[count:])
-    types = jax.make_jaxpr(batched.forward)(list(operands[:count]), list(operands[count:])).out_avals
-    return batched(operands[:count], operands[count:], types), [0] * len(results)
+) -> tuple[list[Any], list[int | None]]:
+    """As the derivative of one function, that of the batch.
+
+    A batch of derivatives would give a gradient of a shared argument for each call, to be summed: all of them would
+    take memory, and a gradient that the function defines itself would be computed of each, where JAX computes it of the
+    sum.
+    """
+    mapped = [(one, dim) for one, dim in zip(operands, dims, strict=True) if dim is not None]
+    size = mapped[0][0].shape[mapped[0][1]]
+    split = next((axes for one, dim in mapped if (axes := without_dimension(jax.typeof(one), dim)[1])), None)
+    of_tangents = dict(zip(of.wanted, dims[count:], strict=True))
+    batched = tuple(dim is not None or of_tangents.get(i) is not None for i, dim in enumerate(dims[:count]))
+
+    def placed(one: Any, dim: int | None, is_batched: bool) -> Any:
+        if dim is not None or not is_batched:
+            return one if dim is None else jnp.moveaxis(one, dim, 0)
+        repeated = jnp.broadcast_to(one, (size, *one.shape))
+        return repeated if split is None else jax.reshard(repeated, with_batch(jax.typeof(one)).sharding)
+
+    def with_batch(kind: jax.core.ShapedArray) -> jax.core.ShapedArray:
+        return with_first_dimension(kind, size, split)
+
+    of_operands = (*batched, *(batched[i] for i in of.wanted))
+    moved = [placed(*each) for each in zip(operands, dims, of_operands, strict=True)]
+    of_all, are_mapped = of.of_batch(batched, moved[:count])
+    types = [with_batch(one) if is_mapped else one for one, is_mapped in zip(results, are_mapped, strict=True)]
+    return of_all(moved[:count], moved[count:], types), [0 if is_mapped else None for is_mapped in are_mapped]
 
 
 @functools.cache
