@@ -432,6 +432,34 @@ def test_numbers_in_graphs(compiled, counted, name, dynamic, most):
         torch.testing.assert_close(results[i], expected, atol=1e-5, rtol=1e-5)
 
 
+def read_by_layers(q, k, v, cap):
+    return flex_attention(flex_attention(q, k, v, softcap(cap)), k, v, softcap(cap))
+
+
+def read_by_both_mods(q, k, v, cap):
+    return flex_attention(q, k, v, softcap(cap), mask_mod=lambda b, h, i, j: (i - j) * cap < 20)
+
+
+def read_after_the_call(q, k, v, cap):
+    return flex_attention(q, k, v, softcap(cap)) * cap
+
+
+@pytest.mark.parametrize("dynamic, most", [(None, 2), (True, 1)])
+@pytest.mark.parametrize("attend", [read_by_layers, read_by_both_mods, read_after_the_call])
+def test_floats_that_several_graphs_read(counted, attend, dynamic, most):
+    """Dynamo makes a float an argument where it is read first: in the graph of a mod, whose values no other graph
+    sees."""
+    in_graph = torch.compile(attend, fullgraph=True, backend=counted, dynamic=dynamic)
+    for cap in (0.75, 1.5, 0.625):
+        results = []
+        for one in (in_graph, attend):
+            given = [tensor.requires_grad_() for tensor in tensors()]
+            out = one(*given, cap)
+            results.append([out, *torch.autograd.grad(out.sin().sum(), given)])
+        torch.testing.assert_close(*results, atol=1e-4, rtol=1e-4)
+    assert counted.frame_count <= most
+
+
 @pytest.mark.parametrize("dynamic, most", [(None, 2), (True, 1)])
 @torch._dynamo.config.patch(allow_unspec_int_on_nn_module=True)
 @torch.no_grad()

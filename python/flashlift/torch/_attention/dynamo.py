@@ -13,6 +13,7 @@ from typing import Any, cast
 import torch
 from torch._dynamo import _trace_wrapped_higher_order_op
 from torch._dynamo.variables import higher_order_ops
+from torch._dynamo.variables.builder import VariableBuilder
 from torch._ops import HigherOrderOperator
 
 from flashlift._errors import UnsupportedError
@@ -187,8 +188,7 @@ def _without_assertions(graph: Any) -> Any:
 
 
 def _read_floats(graph: Any, count: int) -> frozenset[int]:
-    """Which of a graph's last `count` arguments the graph reads as numbers: if the floats that a mod captures may
-    change, Dynamo makes tensors of them."""
+    """Which of a graph's last `count` arguments, tensors that a mod captures, the graph reads as numbers by item()."""
     nodes = _nodes(graph)
     arguments = [node for node in nodes if node.op == "placeholder"]
     captured = arguments[len(arguments) - count :]
@@ -241,13 +241,29 @@ class _Variable(higher_order_ops.FlexAttentionHigherOrderVariable):
 
     def create_wrapped_node(self, *args: Any, **kwargs: Any) -> Any:
         """With our indexing in place of Dynamo's, which takes neither table[..., h] nor table[h, :], and
-        table[[0, 2], h] for table[0, 2, h]. Dynamo compiles in one thread at a time."""
-        its_own = _trace_wrapped_higher_order_op.TransformGetItemToIndex
+        table[[0, 2], h] for table[0, 2, h]; and with floats that other graphs can read, too. Dynamo compiles in one
+        thread at a time."""
+        its_own = _trace_wrapped_higher_order_op.TransformGetItemToIndex, VariableBuilder.wrap_symfloat
         _trace_wrapped_higher_order_op.TransformGetItemToIndex = IndexByTensors  # type: ignore
+        VariableBuilder.wrap_symfloat = _wrap_symfloat_in_whole_graph  # type: ignore
         try:
             return super().create_wrapped_node(*args, **kwargs)
         finally:
-            _trace_wrapped_higher_order_op.TransformGetItemToIndex = its_own  # type: ignore
+            _trace_wrapped_higher_order_op.TransformGetItemToIndex, VariableBuilder.wrap_symfloat = its_own  # type: ignore
+
+
+_wrap_symfloat = VariableBuilder.wrap_symfloat
+
+
+def _wrap_symfloat_in_whole_graph(builder: Any, value: float) -> Any:
+    """Makes an argument of a float that may change. Dynamo makes it in the graph of the mod that reads it first, and
+    then fails if another mod, another layer's attention or the code after the call reads the same float."""
+    output = builder.tx.output
+    output.tracers.append(output.root_tracer)
+    try:
+        return _wrap_symfloat(builder, value)
+    finally:
+        output.tracers.pop()
 
 
 higher_order_ops._hop_name_to_variable_class[_NAME] = _Variable
