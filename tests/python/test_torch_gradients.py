@@ -794,6 +794,34 @@ def test_gradients_of_distances():
     torch.testing.assert_close(ours, expected, atol=1e-5, rtol=1e-5)
 
 
+WITHOUT_GRADIENT = {
+    "mask": (None, lambda x: lambda b, h, i, j: x[j] > -0.5),
+    "choice": (lambda x: lambda score, b, h, i, j: torch.where(x[j] > 0, score, 2 * score), None),
+    "integer": (lambda x: lambda score, b, h, i, j: score + (x[j] * 4).long(), None),
+    "detached": (lambda x: lambda score, b, h, i, j: score + x[j].detach(), None),
+}
+
+
+@pytest.mark.parametrize("is_graph", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("name", WITHOUT_GRADIENT)
+def test_gradients_of_what_is_only_compared_are_none(name, dtype, is_graph):
+    """As in PyTorch: with zeros, an optimizer would let a parameter decay."""
+    score_mod, mask_mod = WITHOUT_GRADIENT[name]
+    q, slope, x = (torch.randn(*size, dtype=dtype, requires_grad=True) for size in ((1, 2, 6, 8), (2,), (6,)))
+
+    def loss(q, slope, x):
+        inner = (lambda score, *place: score) if score_mod is None else score_mod(x)
+        keeps = None if mask_mod is None else mask_mod(x)
+        out = flex_attention(q, q, q, lambda score, b, h, i, j: inner(score, b, h, i, j) * slope[h], mask_mod=keeps)
+        return out.sin().sum()
+
+    run = torch.compile(loss, fullgraph=True, backend="aot_eager") if is_graph else loss
+    d_q, d_slope, d_x = torch.autograd.grad(run(q, slope, x), (q, slope, x), allow_unused=True)
+    assert d_x is None
+    assert d_q.abs().sum() > 0 and d_slope.abs().sum() > 0
+
+
 def test_the_padding_of_an_embedding_has_no_gradient():
     table = torch.nn.Embedding(5, 1, padding_idx=1)
     every = torch.arange(5)

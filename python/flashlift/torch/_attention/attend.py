@@ -28,7 +28,8 @@ def attend(
     for trace, leaves in programs:
         text, sources = trace.program(bounds)
         features.append(text)
-        captures += trace.tensors(sources, *leaves, device=query.device, sizes=sizes)
+        for source, one in zip(sources, trace.tensors(sources, *leaves, device=query.device, sizes=sizes), strict=True):
+            captures.append(one if not one.requires_grad or trace.gets_gradient(source) else one.detach())
     for one in captures:
         if one.device != query.device:
             raise RuntimeError(f"a mod captures a tensor on {one.device}, the query is on {query.device}")

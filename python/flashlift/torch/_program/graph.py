@@ -99,6 +99,19 @@ class Builder:
         none."""
         return self._followed[node]
 
+    def loads_with_gradient(self, node: Node) -> frozenset[int]:
+        """The indices of the captured tensors to which a node passes a gradient."""
+        found, seen, pending = set(), {node}, [node]
+        while pending:  # not recursive, since unrolled programs are deeper than Python's stack
+            one = pending.pop()
+            if one.op == "load" and one.type == "f32":
+                found.add(one.payload)
+                continue
+            new = [arg for arg in one.args if arg not in seen and "load" in self.follows(arg)]
+            seen.update(new)
+            pending.extend(new)
+        return frozenset(found)
+
     def detached(self, node: Node) -> Node:
         """The same value, without a gradient: programs do not differentiate integers."""
         if not self.follows(node):

@@ -88,6 +88,7 @@ class Trace:
     numbers_read_at: list[int] = field(default_factory=list)  # the captures that are numbers within these
     _in_range: set[tuple] = field(default_factory=set)  # sizes and numbers for which all of these are in range
     _texts: dict[tuple, tuple[str, list[Source]]] = field(default_factory=dict)
+    _with_gradient: list[Source] | None = None
 
     @property
     def reads_unknown(self) -> bool:
@@ -103,6 +104,14 @@ class Trace:
                 self._texts.clear()
             found = self._texts[key] = (text, [self.sources[i] for i in used])
         return found
+
+    def gets_gradient(self, source: Source) -> bool:
+        """Whether the result depends on a tensor's elements in a way that has a gradient. Without one, PyTorch's
+        gradient is None, and an optimizer leaves the tensor as it is, where zeros would decay it."""
+        if self._with_gradient is None:
+            loads = self.builder.loads_with_gradient(self.result) if self.kind == "score_mod" else ()
+            self._with_gradient = [self.sources[i] for i in loads]
+        return any(source is one for one in self._with_gradient)
 
     def tensors(
         self,
