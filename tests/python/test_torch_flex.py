@@ -336,6 +336,10 @@ def test_mods_that_cannot_be_compiled(mod, words):
     assert isinstance(caught.value, NotImplementedError)
 
 
+META = torch.zeros(3, device="meta")
+ELSEWHERE = create_block_mask(torch_mods.causal, None, None, 40, 40, device="cpu").to("meta")
+
+
 def _without(**change):
     return lambda q, k, v: ((q, k, v), change)
 
@@ -361,6 +365,8 @@ def _without(**change):
         (RuntimeError, "scalar", _without(score_mod=lambda s, b, h, i, j: s + torch.ones(3))),
         (TypeError, "argument", _without(score_mod=lambda s, b: s)),
         (AttributeError, "a function goes into mask_mod=", _without(block_mask=torch_mods.causal)),
+        (RuntimeError, r"cpu and meta. Use block_mask.to\('cpu'\)", _without(block_mask=ELSEWHERE)),
+        (RuntimeError, r"shape \[3\] on meta, .*move the tensor", _without(score_mod=lambda s, *_: s + META[s.long()])),
     ],
 )
 def test_misuse(kind, words, call):

@@ -32,7 +32,10 @@ def attend(
             captures.append(one if not one.requires_grad or trace.gets_gradient(source) else one.detach())
     for one in captures:
         if one.device != query.device:
-            raise RuntimeError(f"a mod captures a tensor on {one.device}, the query is on {query.device}")
+            raise RuntimeError(
+                f"a mod captures a tensor of shape {list(one.shape)} on {one.device}, the query is on {query.device}; "
+                "expected both on one device: move the tensor"
+            )
     if sinks is not None:
         sinks = (sinks if sinks.dim() == 2 else sinks.unsqueeze(1)).to(torch.float32)
         features.insert(0, f"sinks={int(sinks.shape[1])}")  # Dynamo compiles again for another number

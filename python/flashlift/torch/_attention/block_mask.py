@@ -51,6 +51,7 @@ def mask_mod_of(block_mask: BlockMask, query: torch.Tensor, key: torch.Tensor) -
         )
     own = None if block_mask.mask_mod is noop_mask else block_mask.mask_mod
     sliced = own is not None and own is sliced_mask_mod_error
+    checks.check_block_mask_device(query, block_mask)
     if block_mask.BLOCK_SIZE[0] >= _NO_BLOCKS and not sliced:
         checks.check_block_mask(query, key, block_mask)
         return own, None

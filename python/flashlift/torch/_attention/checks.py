@@ -197,12 +197,15 @@ def check_device(query: torch.Tensor) -> None:
         )
 
 
-def check_block_mask(query: torch.Tensor, key: torch.Tensor, block_mask: BlockMask) -> None:
+def check_block_mask_device(query: torch.Tensor, block_mask: BlockMask) -> None:
     if query.device != block_mask.kv_num_blocks.device:
         raise RuntimeError(
             "Expect q/k/v and block_mask to be on the same device but got "
-            f"{query.device} and {block_mask.kv_num_blocks.device}."
+            f"{query.device} and {block_mask.kv_num_blocks.device}. Use block_mask.to('{query.device}')."
         )
+
+
+def check_block_mask(query: torch.Tensor, key: torch.Tensor, block_mask: BlockMask) -> None:
     if block_mask.BLOCK_SIZE[0] >= _NO_BLOCKS and block_mask.BLOCK_SIZE[1] >= _NO_BLOCKS:
         return
     q_len, kv_len = block_mask.seq_lengths
