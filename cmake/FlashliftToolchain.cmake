@@ -5,7 +5,9 @@ set(FLASHLIFT_SANITIZE "" CACHE STRING "sanitizers for everything, as in -fsanit
 # lld and ccache are used if they are installed, because they save much of a build's time.
 find_program(FLASHLIFT_CCACHE ccache)
 if(FLASHLIFT_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
-  set(CMAKE_CXX_COMPILER_LAUNCHER ${FLASHLIFT_CCACHE})
+  # Without these permissions, ccache keeps no results of files that read precompiled headers.
+  set(CMAKE_CXX_COMPILER_LAUNCHER
+    ${CMAKE_COMMAND} -E env CCACHE_SLOPPINESS=pch_defines,time_macros ${FLASHLIFT_CCACHE})
 endif()
 
 find_program(FLASHLIFT_LLD ld.lld HINTS /usr/lib/llvm-22/bin)
