@@ -271,6 +271,28 @@ def probabilities_rounded_as_values_are():
 
 
 @case(FUSED)
+def values_of_an_8_bit_cache():
+    """They are rounded to the type of queries and keys, and widened again beside probabilities in f32."""
+
+    def attention(q, k, v):
+        s = jnp.einsum("bqhd,bkhd->bhqk", q, k, preferred_element_type=jnp.float32)
+        values = (v.astype(jnp.float8_e4m3fn).astype(jnp.float32) * 0.75).astype(jnp.bfloat16)
+        return jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(s, -1), values.astype(jnp.float32))
+
+    return attention, tensors(jnp.bfloat16)
+
+
+@case(LEFT)
+def values_rounded_to_another_type():
+    def attention(q, k, v):
+        values = v.astype(jnp.float16).astype(jnp.float32)
+        return jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(scores_of(q, k).astype(jnp.float32), -1), values)
+
+    q, k, v = tensors(jnp.bfloat16)
+    return attention, [q, k, v.astype(jnp.float32)]
+
+
+@case(FUSED)
 def scale_rounded_to_bf16():
     factor = lambda: jnp.sqrt(jnp.bfloat16(7.0)).astype(jnp.float32)
     return lambda q, k, v: attend(jnp.einsum("bqhd,bkhd->bhqk", q / factor(), k), v), tensors()

@@ -7,17 +7,22 @@ namespace flashlift::stablehlo {
 namespace {
 
 // The 16-bit type of the queries, keys and values, if they all have the same one. If probabilities are multiplied with
-// values of this type, it is also that of queries and keys that the module rounds to it and then widens again, as after
-// rotary embeddings in f32.
+// values of this type, or queries with keys of this type, it is also that of the other operands that the module rounds
+// to it and then widens again, as after rotary embeddings in f32, or values of an 8-bit cache.
 std::optional<DType> half_type(const Pair& pair, const AttemptOptions& options) {
   const bool knows_values = options.gradient != GradientUse::kAlone;
+  const mlir::Value q = pair.first->getOperand(0), k = pair.first->getOperand(1);
   const mlir::Value values = pair.second->getOperand(1 - pair.side);
   const auto of_values = half_type_of(values, Conversions::kExact);
-  const Conversions passed =
-      knows_values && of_values == dtype(values.getType()) ? Conversions::kOfRounded : Conversions::kExact;
-  const auto half = half_type_of(pair.first->getOperand(0), passed);
+  if (knows_values && of_values == dtype(values.getType())) {
+    const auto half = half_type_of(q, Conversions::kOfRounded);
+    return half == half_type_of(k, Conversions::kOfRounded) && half == of_values ? half : std::nullopt;
+  }
+  const auto half = half_type_of(q, Conversions::kExact);
+  const bool are_read_so = half == dtype(q.getType()) && half == dtype(k.getType());
   const bool is_shared =
-      half == half_type_of(pair.first->getOperand(1), passed) && (!knows_values || half == of_values);
+      half == half_type_of(k, Conversions::kExact) &&
+      (!knows_values || half == half_type_of(values, are_read_so ? Conversions::kOfRounded : Conversions::kExact));
   return is_shared ? half : std::nullopt;
 }
 
