@@ -58,6 +58,7 @@ class Fuser {
   void run() {
     merge_equal_branches(module_);
     use_static_shapes(module_);
+    work_.sets_size = find_size_at_run_time(module_);
     move_masks_into_loops(module_);
     read_products();
     split_sums_of_softmaxes();

@@ -91,4 +91,22 @@ void use_static_shapes(Module& module) {
   });
 }
 
+mlir::Operation* find_size_at_run_time(Module& module) {
+  mlir::Operation* found = nullptr;
+  module.op()->walk([&](mlir::Operation* op) {
+    if (kind(op) != OpKind::kSetDimensionSize || !static_tensor(op->getResult(0))) {
+      return mlir::WalkResult::advance();
+    }
+    const auto dim = op->getAttrOfType<mlir::IntegerAttr>("dimension");
+    const llvm::ArrayRef<int64_t> sizes = shape(op->getResult(0));
+    const bool exists = dim && dim.getInt() >= 0 && dim.getInt() < static_cast<int64_t>(sizes.size());
+    if (exists && splat(op->getOperand(1)) == static_cast<double>(sizes[static_cast<size_t>(dim.getInt())])) {
+      return mlir::WalkResult::advance();
+    }
+    found = op;
+    return mlir::WalkResult::interrupt();
+  });
+  return found;
+}
+
 }  // namespace flashlift::stablehlo

@@ -10,4 +10,8 @@ namespace flashlift::stablehlo {
 // and keep them where shapes were refined afterwards.
 void use_static_shapes(Module& module);
 
+// The first set_dimension_size that gives a dimension of a static type another size at run time, or may do so; null if
+// there is none.
+mlir::Operation* find_size_at_run_time(Module& module);
+
 }  // namespace flashlift::stablehlo

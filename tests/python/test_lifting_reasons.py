@@ -114,6 +114,18 @@ def test_an_export_with_symbolic_sizes_says_so():
     assert "known at run time" in result.candidates[0].reason
 
 
+@pytest.mark.parametrize("size, fused", [("stablehlo.constant dense<8>", True), ("stablehlo.constant dense<5>", False)])
+def test_a_size_set_at_run_time_of_a_static_type_says_so(size, fused):
+    """XLA gives all that is computed from it this size, so that it runs no custom call on it."""
+    keys = f"""
+  %size = {size} : tensor<i32>
+  %d = stablehlo.set_dimension_size %k, %size, dim = 0 : (tensor<8x16xf32>, tensor<i32>) -> tensor<8x16xf32>
+"""
+    result = flashlift.stablehlo.fuse(module(keys, SCORES.replace("%k,", "%d,"), softmax(), output()))
+    assert [c.fused for c in result.candidates] == [fused]
+    assert fused or "sets a size at run time" in result.candidates[0].reason
+
+
 @pytest.mark.parametrize("activation", [jax.nn.gelu, jax.nn.softplus, jax.nn.silu, jax.nn.elu, jnp.tanh])
 def test_an_activation_between_products_is_no_candidate(activation):
     x = jax.ShapeDtypeStruct((16, 16), jnp.float32)

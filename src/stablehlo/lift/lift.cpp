@@ -17,7 +17,10 @@ constexpr int kMostSplits = 24;
 constexpr int64_t kPartsAStep = 4;  // formula parts that count as one step of work
 
 // Refuses two products that cannot be fused, whatever is between them.
-Proof check_pair(mlir::Operation* first, mlir::Operation* second) {
+Proof check_pair(mlir::Operation* first, mlir::Operation* second, const Work& work) {
+  if (work.sets_size != nullptr) {
+    return refuse<Reason::kSetsSize>(describe(work.sets_size->getLoc()));
+  }
   for (mlir::Operation* product : {first, second}) {
     if (!is_product(product)) {
       return refuse<Reason::kDynamicSizes>(describe(product->getLoc()));
@@ -299,7 +302,7 @@ Outcome<LiftedAttention> lift_attention(mlir::Operation* second_product, bool gr
     const auto surely_read = chain.products.size() > 1 ? products_surely_read(second_product->getOperand(side))
                                                        : std::vector<mlir::Operation*>();
     for (mlir::Operation* first : chain.products) {
-      if (const Proof status = check_pair(first, second_product); !status.ok()) {
+      if (const Proof status = check_pair(first, second_product, work); !status.ok()) {
         refusal = refusal ? refusal : status.error();
         continue;
       }
