@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bitset>
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <limits>
@@ -62,6 +63,7 @@ class TaskRunner {
   // Calls body(first, count, place) for each contiguous range of a block's keys: all of them, or those of a page.
   template <typename Body>
   void for_pieces(int64_t kv_begin, int64_t columns, const Body& body) const;
+  bool is_stored_by_columns(const TensorView& tensor) const;
   void dot_keys(int64_t kv_begin, int64_t columns);
   void add_values(int64_t kv_begin, int64_t columns);
   void run_direct(int64_t block, bool partial);
@@ -146,6 +148,36 @@ void TaskRunner::load_new_queries(const Part& part) {
   }
 }
 
+template <typename Body>
+void TaskRunner::for_pieces(int64_t kv_begin, int64_t columns, const Body& body) const {
+  for (int64_t first = 0; first < columns;) {
+    const KeyPlace place = key_place(call_.arguments, problem_.page_size, task_.b, kv_begin + first);
+    const int64_t rest = columns - first;
+    const int64_t count = problem_.page_size == 0 ? rest : std::min(rest, problem_.page_size - place.row);
+    body(first, count, place);
+    first += count;
+  }
+}
+
+// Copies rows, and closes the gaps between their elements. Rows that share cache lines are copied together, so that
+// each line is read once: keys and values may be stored as [depth, keys].
+template <size_t kSize>
+void close_gaps(const MatrixView& from, int64_t rows, int64_t columns, std::byte* to) {
+  constexpr int64_t kElement = kSize;
+  constexpr int64_t kLine = 64;
+  const auto* data = static_cast<const std::byte*>(from.data);
+  const int64_t together = std::abs(from.row_stride) < std::abs(from.column_stride) ? kLine / kElement : 1;
+  for (int64_t begin = 0; begin < rows; begin += together) {
+    const int64_t end = std::min(begin + together, rows);
+    for (int64_t c = 0; c < columns; ++c) {
+      for (int64_t r = begin; r < end; ++r) {
+        std::memcpy(to + (r * columns + c) * kElement, data + (r * from.row_stride + c * from.column_stride) * kElement,
+                    kSize);
+      }
+    }
+  }
+}
+
 // The keys (or values) from kv_begin on as one matrix. Gathers paged ones, which costs little compared to packing them,
 // and those that direct products could not read as vectors.
 MatrixView TaskRunner::key_rows(const TensorView& tensor, int64_t kv_begin, int64_t columns) {
@@ -155,20 +187,18 @@ MatrixView TaskRunner::key_rows(const TensorView& tensor, int64_t kv_begin, int6
   }
   const int64_t dim = tensor.sizes[3];
   const size_t element = size_in_bytes(tensor.dtype);
-  for (int64_t c = 0; c < columns; ++c) {
-    const KeyPlace place = key_place(call_.arguments, problem_.page_size, task_.b, kv_begin + c);
-    const MatrixView row = head_rows(tensor, place.batch, task_.g, place.row);
-    std::byte* to = gathered_ + static_cast<size_t>(c * dim) * element;
-    const auto* from = static_cast<const std::byte*>(row.data);
-    if (row.column_stride == 1) {
-      std::memcpy(to, from, static_cast<size_t>(dim) * element);
-      continue;
+  for_pieces(kv_begin, columns, [&](int64_t first, int64_t count, const KeyPlace& place) {
+    const MatrixView rows = head_rows(tensor, place.batch, task_.g, place.row);
+    std::byte* to = gathered_ + static_cast<size_t>(first * dim) * element;
+    if (rows.column_stride != 1) {
+      element == 2 ? close_gaps<2>(rows, count, dim, to) : close_gaps<4>(rows, count, dim, to);
+      return;
     }
-    for (int64_t d = 0; d < dim; ++d) {
-      std::memcpy(to + static_cast<size_t>(d) * element, from + d * row.column_stride * static_cast<int64_t>(element),
-                  element);
+    for (int64_t r = 0; r < count; ++r) {
+      std::memcpy(to + static_cast<size_t>(r * dim) * element, row_of(rows, r).data,
+                  static_cast<size_t>(dim) * element);
     }
-  }
+  });
   return {gathered_, tensor.dtype, dim, 1};
 }
 
@@ -341,15 +371,10 @@ void TaskRunner::multiply_keys(const Part& part) {
   }
 }
 
-template <typename Body>
-void TaskRunner::for_pieces(int64_t kv_begin, int64_t columns, const Body& body) const {
-  for (int64_t first = 0; first < columns;) {
-    const KeyPlace place = key_place(call_.arguments, problem_.page_size, task_.b, kv_begin + first);
-    const int64_t rest = columns - first;
-    const int64_t count = problem_.page_size == 0 ? rest : std::min(rest, problem_.page_size - place.row);
-    body(first, count, place);
-    first += count;
-  }
+// Whether neighbouring keys are neighbours in memory, as in a cache that is stored as [depth, keys]: a product with
+// such keys is one with the rows of their transposed matrix, which are read as vectors.
+bool TaskRunner::is_stored_by_columns(const TensorView& tensor) const {
+  return problem_.page_size == 0 && tensor.strides[2] == 1;
 }
 
 // Prefetches values while keys are read, and the next block's keys while values are read.
@@ -358,6 +383,14 @@ void TaskRunner::dot_keys(int64_t kv_begin, int64_t columns) {
   const auto dot = [&](const MatrixView& keys, int64_t first, int64_t count, const MatrixView& next) {
     kernels_.dot_rows(keys, count, problem_.head_dim, q_, layout_.q_stride, task_.rows(), s_ + first, kv_tile_, next);
   };
+  if (k.strides[3] != 1 && is_stored_by_columns(k)) {
+    for (int64_t r = 0; r < task_.rows(); ++r) {
+      std::fill_n(s_ + r * kv_tile_, round_up(columns, kernels_.lanes), 0.0f);
+    }
+    kernels_.add_rows(transposed(head_rows(k, task_.b, task_.g, kv_begin)), problem_.head_dim, columns, q_,
+                      layout_.q_stride, task_.rows(), s_, kv_tile_, {});
+    return;
+  }
   if (k.strides[3] != 1) {
     dot(key_rows(k, kv_begin, columns), 0, columns, {});
     return;
@@ -368,12 +401,18 @@ void TaskRunner::dot_keys(int64_t kv_begin, int64_t columns) {
   });
 }
 
+// Adds to outputs that are 0.
 void TaskRunner::add_values(int64_t kv_begin, int64_t columns) {
   const TensorView& v = call_.arguments.v;
   const auto add = [&](const MatrixView& values, int64_t first, int64_t count, const MatrixView& next) {
     kernels_.add_rows(values, count, problem_.value_dim, s_ + first, kv_tile_, task_.rows(), o_, layout_.o_stride,
                       next);
   };
+  if (v.strides[3] != 1 && is_stored_by_columns(v)) {
+    kernels_.dot_rows(transposed(head_rows(v, task_.b, task_.g, kv_begin)), problem_.value_dim, columns, s_, kv_tile_,
+                      task_.rows(), o_, layout_.o_stride, {});
+    return;
+  }
   if (v.strides[3] != 1) {
     add(key_rows(v, kv_begin, columns), 0, columns, {});
     return;

@@ -35,6 +35,10 @@ inline MatrixView row_of(const MatrixView& matrix, int64_t row) {
   return {static_cast<const std::byte*>(matrix.data) + bytes, matrix.dtype, matrix.row_stride, matrix.column_stride};
 }
 
+inline MatrixView transposed(const MatrixView& matrix) {
+  return {matrix.data, matrix.dtype, matrix.column_stride, matrix.row_stride};
+}
+
 inline float sink_at(const TensorView& sinks, int64_t h, int64_t r) {
   return static_cast<const float*>(sinks.data)[problem::sink_offset(sinks, h, r)];
 }

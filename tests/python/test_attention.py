@@ -35,6 +35,31 @@ def test_arrays_of_other_libraries_and_other_strides():
     assert np.array_equal(attention(*bshd), expected)
 
 
+DEPTH_BY_KEYS, BATCH_LAST = (0, 1, 3, 2), (1, 2, 3, 0)  # the order of dimensions in memory
+
+
+@pytest.mark.parametrize("order_of_k, order_of_v", [
+    (DEPTH_BY_KEYS, (0, 1, 2, 3)), ((0, 1, 2, 3), DEPTH_BY_KEYS), (DEPTH_BY_KEYS, DEPTH_BY_KEYS),
+    (BATCH_LAST, BATCH_LAST), (DEPTH_BY_KEYS[::-1], (3, 1, 2, 0)),
+])  # fmt: skip
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])
+def test_a_few_queries_with_keys_and_values_in_any_order(dtype, order_of_k, order_of_v):
+    name = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}[np.dtype(dtype).name]
+    k, v = (RNG.normal(size=(2, 2, 701, size)).astype(dtype) for size in (24, 13))
+    v[:, :, 690:] = np.inf  # values of keys that the mask leaves out
+
+    def stored(x, order):
+        return np.ascontiguousarray(x.transpose(order)).transpose(np.argsort(order))
+
+    for queries in (1, 3, 4):
+        q = RNG.normal(size=(2, 4, queries, 24)).astype(dtype)
+        mask = "mask_mod() { %0 = lt kv, 690; return %0 }"
+        attention = flashlift.compile(f"attn b2 hq4 hkv2 sq{queries} skv701 dqk24 dv13 {name} {mask}")
+        out = attention(q, stored(k, order_of_k), stored(v, order_of_v)).astype(np.float64)
+        expected = reference.attention(q, k[:, :, :690], v[:, :, :690])[0]
+        np.testing.assert_allclose(out, expected, atol=2e-6 if dtype == np.float32 else 4e-3)
+
+
 def test_bfloat16():
     attention = flashlift.compile(PROBLEM.replace("f32", "bf16"))
     narrow = [x.astype(ml_dtypes.bfloat16) for x in (Q, K, V)]
