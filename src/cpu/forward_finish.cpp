@@ -1,12 +1,14 @@
 #include "cpu/forward_finish.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
+#include <functional>
 #include <limits>
 
 #include "cpu/dropout.h"
 #include "cpu/views.h"
-#include "support/half.h"
+#include "problem/sizes.h"
 
 namespace flashlift::cpu {
 namespace {
@@ -58,32 +60,22 @@ RowFactors row_factors(const ForwardCall& call, int64_t h, const RowState& state
   return {has_key ? weight * state.sum / state.divisor : 0.0, lse};
 }
 
-float element(const TensorView& view, int64_t offset) {
-  switch (view.dtype) {
-    case DType::kF16:
-      return f16_to_float(static_cast<const uint16_t*>(view.data)[offset]);
-    case DType::kBF16:
-      return bf16_to_float(static_cast<const uint16_t*>(view.data)[offset]);
-    default:
-      return static_cast<const float*>(view.data)[offset];
-  }
-}
-
-// Writes the mean of the values (or their sum, unnormalised). Reads all of V for each row, since empty rows are rare.
+// Writes the mean of the values (or their sum, unnormalised).
 void uniform_row(const ForwardCall& call, const FinishedRows& rows, int64_t q, float* out) {
   const Problem& problem = call.kernel.problem();
-  const TensorView& v = call.arguments.v;
   const int64_t kv_len = call.sizes.kv_len;
   const double weight = call.dropout.factor / (problem.normalize ? static_cast<double>(kv_len) : 1.0);
-  for (int64_t d = 0; d < problem.value_dim; ++d) {
-    double sum = 0;
-    for (int64_t j = 0; j < kv_len; ++j) {
-      if (!call.dropout.is_active() || keeps(call.dropout, {rows.b, rows.h, q}, j)) {
-        const KeyPlace at = key_place(call.arguments, problem.page_size, rows.b, j);
-        sum += element(v, at.batch * v.strides[0] + rows.g * v.strides[1] + at.row * v.strides[2] + d * v.strides[3]);
-      }
+  std::array<double, problem::kMostDepth> sums{};
+  for (int64_t j = 0; j < kv_len; ++j) {
+    if (!call.dropout.is_active() || keeps(call.dropout, {rows.b, rows.h, q}, j)) {
+      const KeyPlace at = key_place(call.arguments, problem.page_size, rows.b, j);
+      call.kernel.kernels().convert_rows(head_rows(call.arguments.v, at.batch, rows.g, at.row), 1, problem.value_dim,
+                                         1.0f, out, problem.value_dim);
+      std::transform(out, out + problem.value_dim, sums.begin(), sums.begin(), std::plus<>());
     }
-    out[d] = static_cast<float>(kv_len > 0 ? sum * weight : 0.0);
+  }
+  for (int64_t d = 0; d < problem.value_dim; ++d) {
+    out[d] = static_cast<float>(kv_len > 0 ? sums[static_cast<size_t>(d)] * weight : 0.0);
   }
 }
 
@@ -116,6 +108,7 @@ void finish_rows(const ForwardCall& call, const FinishedRows& rows, float* scrat
   float* lse = row_elements(call.arguments.lse, rows);
   float* row_max = row_elements(call.arguments.row_max, rows);
   double logs[kLogRows] = {};
+  bool holds_mean = false;  // of all values, in `scratch`: without dropout, it is that of each row without keys
   for (int64_t r = 0; r < rows.count; ++r) {
     if (lse != nullptr && r % kLogRows == 0) {
       kernels.log_sums(rows.states + r, std::min(kLogRows, rows.count - r), logs);
@@ -125,7 +118,11 @@ void finish_rows(const ForwardCall& call, const FinishedRows& rows, float* scrat
     const float* source = rows.accumulated + r * rows.stride;
     float scale = static_cast<float>(factors.scale * call.dropout.factor);
     if (factors.empty || std::isnan(factors.scale)) {
-      special_row(call, rows, rows.q + r, factors, scratch);
+      const bool is_mean = factors.empty && problem.empty_rows == EmptyRows::kUniform;
+      if (!is_mean || !holds_mean) {
+        special_row(call, rows, rows.q + r, factors, scratch);
+      }
+      holds_mean = is_mean && !call.dropout.is_active();
       source = scratch;
       scale = 1.0f;
     }

@@ -60,6 +60,29 @@ def test_a_few_queries_with_keys_and_values_in_any_order(dtype, order_of_k, orde
         np.testing.assert_allclose(out, expected, atol=2e-6 if dtype == np.float32 else 4e-3)
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_neighbouring_rows_without_keys_are_the_mean_of_the_values(dtype):
+    """Also beside a row that is NaN, and with values in which neither keys nor depth are contiguous."""
+    name = {"float32": "f32", "float16": "f16"}[np.dtype(dtype).name]
+    keep = RNG.random((40, 33)) < 0.7
+    keep[[3, 5, 6, 20, 39]] = False
+    bias = np.where(np.arange(40)[:, None] == 4, np.nan, np.zeros(33)).astype(np.float32)
+    q = RNG.normal(size=(2, 4, 40, 16)).astype(dtype)
+    k = RNG.normal(size=(2, 2, 33, 16)).astype(dtype)
+    v = RNG.normal(size=(33, 13, 2, 2)).astype(dtype).transpose(2, 3, 0, 1)
+    programs = (
+        "score_mod(bias: f32[40, 33]) { %0 = load bias[q, kv]; %1 = add score, %0; return %1 } "
+        "mask_mod(keep: bool[40, 33]) { %0 = load keep[q, kv]; return %0 }"
+    )
+    attention = flashlift.compile(f"attn b2 hq4 hkv2 sq40 skv33 dqk16 dv13 {name} empty_rows=uniform {programs}")
+    out = attention(q, k, v, captures={"bias": bias, "keep": keep}).astype(np.float64)
+    with np.errstate(invalid="ignore"):  # rows without keys
+        expected = reference.attention(q, k, v, mask=keep)[0]
+    expected[:, :, ~keep.any(-1)] = np.repeat(v, 2, 1).mean(2, dtype=np.float64, keepdims=True)
+    expected[:, :, 4] = np.nan
+    np.testing.assert_allclose(out, expected, atol=2e-6 if dtype == np.float32 else 2e-3)
+
+
 def test_bfloat16():
     attention = flashlift.compile(PROBLEM.replace("f32", "bf16"))
     narrow = [x.astype(ml_dtypes.bfloat16) for x in (Q, K, V)]
