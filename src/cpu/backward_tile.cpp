@@ -1,7 +1,9 @@
 // The backward pass over a chunk of keys and all queries that see it: which parts of which tiles are multiplied, in
 // which order, and the computation on the scores between the products.
 #include <algorithm>
+#include <array>
 #include <cmath>
+#include <functional>
 
 #include "cpu/backward_call.h"
 #include "cpu/backward_products.h"
@@ -9,6 +11,7 @@
 #include "cpu/prefetch_queue.h"
 #include "cpu/trim.h"
 #include "cpu/views.h"
+#include "problem/sizes.h"
 #include "support/rounding.h"
 
 namespace flashlift::cpu {
@@ -364,24 +367,38 @@ void ChunkRunner::run_head(int64_t b, int64_t h, int64_t first_position) {
   }
 }
 
-// A row without keys whose output is the mean of all values passes its gradient on to each value.
+// A row without keys whose output is the mean of all values passes its gradient on to each value. Without dropout, all
+// such rows pass it on to all values, so that their sum is added once.
 void ChunkRunner::add_uniform_rows(int64_t b, int64_t g) {
   float* row = at<float>(layout_.row);
   const float factor = call_.dropout.factor / static_cast<float>(call_.sizes.kv_len);
+  std::array<double, problem::kMostDepth> sums{};
+  bool is_any = false;
   for (int64_t h = g * call_.sizes.group(); h < (g + 1) * call_.sizes.group(); ++h) {
     for (int64_t q = 0; q < call_.sizes.q_len; ++q) {
       if (call_.rows[call_.row_index(b, h, q)].empty == 0) {
         continue;
       }
+      is_any = true;
       kernels_.convert_rows(head_rows(call_.arguments.d_out, b, h, q), 1, problem_.value_dim, factor, row,
                             call_.v_stride);
+      if (!call_.dropout.is_active()) {
+        std::transform(row, row + problem_.value_dim, sums.begin(), sums.begin(), std::plus<>());
+        continue;
+      }
       for (int64_t j = 0; j < products_.keys(); ++j) {
-        if (call_.dropout.is_active() && !keeps(call_.dropout, {b, h, q}, kv_begin_ + j)) {
-          continue;
+        if (keeps(call_.dropout, {b, h, q}, kv_begin_ + j)) {
+          products_.add_row_to_value(j, row);
         }
-        products_.add_row_to_value(j, row);
       }
     }
+  }
+  if (!is_any || call_.dropout.is_active()) {
+    return;
+  }
+  std::transform(sums.begin(), sums.begin() + problem_.value_dim, row, [](double x) { return static_cast<float>(x); });
+  for (int64_t j = 0; j < products_.keys(); ++j) {
+    products_.add_row_to_value(j, row);
   }
 }
 

@@ -40,6 +40,25 @@ def golden(table=None, sinks=None, d_lse=None, d_out=D_OUT):
     return [None if x is None else x.grad.numpy() for x in given]
 
 
+@pytest.mark.parametrize("dtype, tolerance", [(np.float32, 2e-6), (ml_dtypes.bfloat16, 4e-2)])
+@pytest.mark.parametrize("first", [0, 5, 33])
+def test_many_rows_without_keys_pass_their_gradients_on_to_all_values(dtype, tolerance, first):
+    """Padding on the left: the first queries see no key, and are the mean of all values."""
+    name = {"float32": "f32", "bfloat16": "bf16"}[np.dtype(dtype).name]
+    mask = f"mask_mod() {{ %0 = ge kv, {first}; %1 = ge q, kv; %2 = and %0, %1; return %2 }}"
+    attention = flashlift.compile(f"attn b2 hq4 hkv2 s33 d16 {name} lse empty_rows=uniform {mask}")
+    narrow = [x.astype(dtype) for x in (Q, K, V, D_OUT)]
+    q, k, v, d_out = (torch.tensor(x.astype(np.float64), requires_grad=True) for x in narrow)
+    position = torch.arange(33)
+    keep = (position[None] <= position[:, None]) & (position[None] >= first)
+    scores = (q @ k.repeat_interleave(2, dim=1).mT / 4).masked_fill(~keep, -1e300)  # a mean, if it masks all keys
+    (torch.softmax(scores, -1) @ v.repeat_interleave(2, dim=1)).backward(d_out)
+    out, lse = attention(*narrow[:3])
+    got = attention.backward(*narrow[:3], out, narrow[3], lse=lse)
+    for one, other in zip((got.q, got.k, got.v), (q, k, v), strict=True):
+        np.testing.assert_allclose(one.astype(np.float64), other.grad, atol=tolerance)
+
+
 def test_all_gradients():
     attention = flashlift.compile(f"attn b2 hq4 hkv2 s33 d16 f32 causal sinks=1 lse {BIAS}")
     captures = {"table": TABLE}
