@@ -82,8 +82,8 @@ def with_gradients(function, floats):
 
 
 def run_fused_on(platform):
-    """Lets fused modules run on the first device of a platform, "cpu" or "gpu", or raises a RuntimeError if it has none.
-    The originals run on the CPU, whose products are the more exact ones."""
+    """Lets fused modules run on the first device of a platform, "cpu" or "gpu"; a RuntimeError if there is none. The
+    originals run on the CPU, whose products are the more exact ones."""
     global _fused_platform
     jax.devices(platform)
     _fused_platform = platform
@@ -93,8 +93,8 @@ def run_fused_on(platform):
 
 
 def compile_and_run(text, arguments, overrides=(), platform="cpu"):
-    """The results of a module's text on a platform's first device; compiled quickly for CPUs, because it runs only a few
-    times."""
+    """The results of a module's text on a platform's first device; compiled quickly for CPUs, because it runs only a
+    few times."""
     device = jax.devices(platform)[0]
     options = xla_client.CompileOptions()
     if platform == "cpu":
