@@ -91,8 +91,8 @@ void use_static_shapes(Module& module) {
   });
 }
 
-mlir::Operation* find_size_at_run_time(Module& module) {
-  mlir::Operation* found = nullptr;
+std::optional<mlir::Location> find_size_at_run_time(Module& module) {
+  std::optional<mlir::Location> found;
   module.op()->walk([&](mlir::Operation* op) {
     if (kind(op) != OpKind::kSetDimensionSize || !static_tensor(op->getResult(0))) {
       return mlir::WalkResult::advance();
@@ -103,7 +103,7 @@ mlir::Operation* find_size_at_run_time(Module& module) {
     if (exists && splat(op->getOperand(1)) == static_cast<double>(sizes[static_cast<size_t>(dim.getInt())])) {
       return mlir::WalkResult::advance();
     }
-    found = op;
+    found = op->getLoc();
     return mlir::WalkResult::interrupt();
   });
   return found;

@@ -1,6 +1,9 @@
 // Operations whose shapes the types tell.
 #pragma once
 
+#include <optional>
+
+#include "mlir/IR/Location.h"
 #include "stablehlo/reader/module.h"
 
 namespace flashlift::stablehlo {
@@ -10,8 +13,7 @@ namespace flashlift::stablehlo {
 // and keep them where shapes were refined afterwards.
 void use_static_shapes(Module& module);
 
-// The first set_dimension_size that gives a dimension of a static type another size at run time, or may do so; null if
-// there is none.
-mlir::Operation* find_size_at_run_time(Module& module);
+// Where the first set_dimension_size is that gives a dimension of a static type another size at run time, or may do so.
+std::optional<mlir::Location> find_size_at_run_time(Module& module);
 
 }  // namespace flashlift::stablehlo

@@ -18,8 +18,8 @@ constexpr int64_t kPartsAStep = 4;  // formula parts that count as one step of w
 
 // Refuses two products that cannot be fused, whatever is between them.
 Proof check_pair(mlir::Operation* first, mlir::Operation* second, const Work& work) {
-  if (work.sets_size != nullptr) {
-    return refuse<Reason::kSetsSize>(describe(work.sets_size->getLoc()));
+  if (work.sets_size) {
+    return refuse<Reason::kSetsSize>(describe(*work.sets_size));
   }
   for (mlir::Operation* product : {first, second}) {
     if (!is_product(product)) {

@@ -39,9 +39,9 @@ class Work {
   std::vector<mlir::Operation*> first_products;
   // The first product of the last attention whose scores are used elsewhere.
   mlir::Operation* used_elsewhere = nullptr;
-  // An operation that sets a size at run time, although its result's type is static; null if there is none. In XLA, all
-  // that is computed from its result then has such a size.
-  mlir::Operation* sets_size = nullptr;
+  // Where an operation sets a size at run time, although its result's type is static, if there is one. In XLA, all that
+  // is computed from its result then has such a size. Not the operation itself: loops and branches are rewritten.
+  std::optional<mlir::Location> sets_size;
   // First products of backward passes that were not fused with their attention, and the reason.
   llvm::DenseMap<mlir::Operation*, Refusal> refused_gradients;
 
