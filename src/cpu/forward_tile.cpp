@@ -374,7 +374,7 @@ void TaskRunner::multiply_keys(const Part& part) {
 // Whether neighbouring keys are neighbours in memory, as in a cache that is stored as [depth, keys]: a product with
 // such keys is one with the rows of their transposed matrix, which are read as vectors.
 bool TaskRunner::is_stored_by_columns(const TensorView& tensor) const {
-  return problem_.page_size == 0 && tensor.strides[2] == 1;
+  return problem_.page_size == 0 && tensor.strides[2] == 1 && tensor.strides[3] != 1;
 }
 
 // Prefetches values while keys are read, and the next block's keys while values are read.
@@ -383,7 +383,7 @@ void TaskRunner::dot_keys(int64_t kv_begin, int64_t columns) {
   const auto dot = [&](const MatrixView& keys, int64_t first, int64_t count, const MatrixView& next) {
     kernels_.dot_rows(keys, count, problem_.head_dim, q_, layout_.q_stride, task_.rows(), s_ + first, kv_tile_, next);
   };
-  if (k.strides[3] != 1 && is_stored_by_columns(k)) {
+  if (is_stored_by_columns(k)) {
     for (int64_t r = 0; r < task_.rows(); ++r) {
       std::fill_n(s_ + r * kv_tile_, round_up(columns, kernels_.lanes), 0.0f);
     }
@@ -408,7 +408,7 @@ void TaskRunner::add_values(int64_t kv_begin, int64_t columns) {
     kernels_.add_rows(values, count, problem_.value_dim, s_ + first, kv_tile_, task_.rows(), o_, layout_.o_stride,
                       next);
   };
-  if (v.strides[3] != 1 && is_stored_by_columns(v)) {
+  if (is_stored_by_columns(v)) {
     kernels_.dot_rows(transposed(head_rows(v, task_.b, task_.g, kv_begin)), problem_.value_dim, columns, s_, kv_tile_,
                       task_.rows(), o_, layout_.o_stride, {});
     return;
